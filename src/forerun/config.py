@@ -1,0 +1,53 @@
+"""The settings of a run: frozen, checked, and resolved once, so that every "auto" becomes a value that can be printed."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from forerun.errors import OptionError
+from forerun.types import VERIFY_RULES, Verify
+
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to run, and how. `resolved` has no "auto" left."""
+
+    target: str
+    drafter: str = "auto"
+    k: int | Literal["auto"] = "auto"
+    verify: Verify = "block"
+    dtype: Dtype = "auto"
+    device: str = "auto"
+    drafter_device: str | None = None  # None: the target's
+    threads: int | None = None  # None: the cores that this process may use
+    cache_dir: Path | None = None  # None: the user's cache folder
+    offline: bool = False
+    max_running: int = 64  # sequences in one round
+    prefill_rows: int = 512  # rows of prompts in one round
+    cache_tokens: int | None = None  # positions of the target's cache over all sequences; None: by memory
+
+    def __post_init__(self) -> None:
+        if self.k != "auto" and not (isinstance(self.k, int) and 0 <= self.k <= 64):
+            raise OptionError(f"k is {self.k!r}; expected auto or a whole number from 0 to 64")
+        if self.verify not in VERIFY_RULES:
+            raise OptionError(f"verify is {self.verify!r}; expected one of {', '.join(VERIFY_RULES)}")
+        if self.dtype not in DTYPES:
+            raise OptionError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        for name in ("threads", "max_running", "prefill_rows", "cache_tokens"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise OptionError(f"{name} is {value!r}; expected a whole number, 1 or more")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,240 @@
+"""The loop. A round is plan, propose, extend, verify, commit; plain decoding is a round without drafts.
+
+The engine knows tokens only: no clock, no files, no threads, no tokenizer (stop strings are matched on bytes, by the
+table it is given). Callers `add` requests, call `step` while there is work, and may `abort` between two steps.
+"""
+
+from collections.abc import Sequence as Seq
+from contextlib import nullcontext
+from itertools import count
+
+from forerun.backends.base import Session
+from forerun.drafters.base import Drafter, Outcome, Proposal
+from forerun.engine.ends import Ends
+from forerun.engine.round import Judgement, Span, extend, judge, propose
+from forerun.engine.scheduler import Scheduler
+from forerun.engine.sequence import Event, Request, Sequence, Work
+from forerun.errors import EngineError, RequestError
+from forerun.sampling.laws import Sampler
+from forerun.types import Source, SpeculationStats, TokenTrace, Verify
+
+
+class Engine:
+    """Many requests, one target, at most one drafter."""
+
+    def __init__(
+        self,
+        session: Session,
+        drafter: Drafter | None = None,
+        *,
+        token_bytes: Seq[bytes],
+        end_ids: Seq[int] = (),
+        k: int = 5,
+        verify: Verify = "block",
+        max_running: int = 64,
+        prefill_rows: int = 512,
+        span: Span = lambda _name: nullcontext(),
+    ) -> None:
+        """`token_bytes[id]` is what a token adds to the text. `k` and `verify` hold where a request says nothing."""
+        self.session = session
+        self.drafter = drafter
+        self._token_bytes = token_bytes
+        self._end_ids = tuple(end_ids)
+        self._k = k
+        self._verify = verify
+        self._span = span
+        self._ids = count()
+        self._capacity = session.room()
+        self._scheduler = Scheduler(capacity=self._capacity, max_running=max_running, prefill_rows=prefill_rows)
+        self._parked: dict[int, tuple[int, list[int]]] = {}  # kept sequences: handle, and the tokens in its cache
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add(self, request: Request) -> int:
+        """Queue a request and return its id (that of the sequence it resumes, if any).
+
+        Raises RequestError when it can never be served.
+        """
+        params, prompt = request.params, request.prompt_ids
+        limit = self.session.max_len
+        if not prompt:
+            raise RequestError("the prompt has no tokens; expected at least one")
+        if len(prompt) >= limit:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens; the context holds {limit}, at least one for the answer: shorten it"
+            )
+        for token in (*prompt, *params.logit_bias, *params.stop_token_ids):
+            if not 0 <= token < self.session.vocab_size:
+                raise RequestError(f"token id {token} doesn't exist; the model has 0 to {self.session.vocab_size - 1}")
+        max_len = min(limit, len(prompt) + params.max_tokens) if params.max_tokens else limit
+        k = self._k if params.k is None else params.k
+        reserved = min(max_len + (k if self.drafter else 0), limit)
+        if reserved > self._capacity:
+            raise RequestError(
+                f"the request may take {reserved} positions; the cache holds {self._capacity}: lower max_tokens"
+            )
+        end_ids = [*(() if params.ignore_eos else self._end_ids), *params.stop_token_ids]
+        if request.resume is not None and request.resume not in self._parked:
+            raise RequestError(f"there is no kept sequence {request.resume} to resume")
+        sequence = Sequence(
+            id=next(self._ids) if request.resume is None else request.resume,
+            handle=-1,
+            tokens=list(prompt),
+            params=params,
+            sampler=Sampler(params, prompt, end_ids, seed=request.seed, request=request.stream),
+            ends=Ends(
+                end_ids=end_ids,
+                stops=params.stop,
+                token_bytes=self._token_bytes,
+                min_tokens=params.min_tokens,
+                max_tokens=max_len - len(prompt),
+            ),
+            k=min(k, self.drafter.max_drafts) if self.drafter else 0,
+            verify=params.verify or self._verify,
+            max_len=max_len,
+            reserved=reserved,
+            keep=request.keep,
+            num_prompt=len(prompt),
+        )
+        if request.resume is not None:
+            self._unpark(sequence)
+        self._scheduler.waiting.append(sequence)
+        return sequence.id
+
+    def step(self) -> list[Event]:
+        """Run one round and return what it did, request by request. Without work it returns nothing."""
+        for sequence in self._admit():
+            if sequence.handle < 0:
+                sequence.handle = self.session.open()
+        plan = self._scheduler.plan()
+        if not plan:
+            return []
+        with self._span("draft"):
+            proposals = propose(plan, self.drafter)
+        with self._span("target"):
+            logits = extend(plan, proposals, self.session)
+        writing = [work.writes for work in plan]
+        writers = [work for work, writes in zip(plan, writing, strict=True) if writes]
+        drafts = [proposal for proposal, writes in zip(proposals, writing, strict=True) if writes]
+        judgements = judge(writers, drafts, logits, self._span) if writers else []
+        outcomes = [self._read(work) for work in plan if not work.writes]
+        events = []
+        for work, proposal, judgement in zip(writers, drafts, judgements, strict=True):
+            start = work.sequence.num_cached
+            if isinstance(judgement, EngineError):
+                failed = Event(work.sequence.id, (), None, SpeculationStats(), "error", error=str(judgement))
+                events.append(self._end(work.sequence, failed))
+                continue
+            event = self._commit(work, proposal, judgement)
+            outcomes.append(Outcome(work.sequence.id, work.sequence.tokens, start))
+            events.append(event)
+        if self.drafter:
+            with self._span("draft"):
+                drafted = {work.sequence.id for work in plan if work.sequence.k > 0}
+                self.drafter.observe([outcome for outcome in outcomes if outcome.seq in drafted])
+        for event, work in zip(events, writers, strict=True):
+            if event.finish_reason not in (None, "error"):
+                self._end(work.sequence, event)
+        return events
+
+    def abort(self, request_id: int) -> Event | None:
+        """End a request between two rounds; None if it has ended already."""
+        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            if sequence.id == request_id:
+                return self._end(sequence, Event(request_id, (), None, SpeculationStats(), "aborted"))
+        return None
+
+    def release(self, request_id: int) -> None:
+        """Forget a kept sequence."""
+        handle, _tokens = self._parked.pop(request_id)
+        self._forget(request_id, handle)
+
+    def _admit(self) -> list[Sequence]:
+        """Start waiting requests; where kept sequences stand in the way of all, the oldest of them is given up."""
+        while True:
+            admitted = self._scheduler.admit(sum(len(tokens) for _handle, tokens in self._parked.values()))
+            if admitted or self._scheduler.running or not self._scheduler.waiting or not self._parked:
+                return admitted
+            self.release(next(iter(self._parked)))
+
+    def _unpark(self, sequence: Sequence) -> None:
+        """Go on with the cache of a kept sequence, as far as its tokens and the prompt agree."""
+        handle, cached = self._parked.pop(sequence.id)
+        length = _common_prefix(cached, sequence.tokens[:-1])
+        self.session.keep(handle, length)
+        sequence.handle, sequence.num_cached = handle, length
+
+    def _read(self, work: Work) -> Outcome:
+        """Commit a piece of a prompt."""
+        sequence = work.sequence
+        start = sequence.num_cached
+        sequence.num_cached += work.num_tokens
+        assert self.session.length(sequence.handle) == sequence.num_cached < len(sequence.tokens)
+        return Outcome(sequence.id, sequence.tokens[: sequence.num_cached], start)
+
+    def _commit(self, work: Work, proposal: Proposal, judgement: Judgement) -> Event:
+        """Append what stands, up to the first end, and cut the cache back to an absolute length."""
+        sequence, num_drafts = work.sequence, len(proposal.tokens)
+        tokens = [*proposal.tokens[: judgement.num_accepted], judgement.token]
+        cut = sequence.ends.advance(tokens)
+        tokens = tokens[: cut.num_tokens]
+        traces = tuple(
+            TokenTrace(
+                token_id=token,
+                round=sequence.num_rounds,
+                source="draft" if i < judgement.num_accepted else _last_source(num_drafts, judgement.num_accepted),
+                position=i,
+                p_target=judgement.p_target[i],
+                p_draft=judgement.p_draft[i],
+            )
+            for i, token in enumerate(tokens)
+        )
+        sequence.num_rounds += 1
+        sequence.tokens += tokens
+        sequence.sampler.advance(tokens)
+        sequence.num_cached = len(sequence.tokens) - 1
+        self.session.keep(sequence.handle, sequence.num_cached)
+        assert self.session.length(sequence.handle) == len(sequence.tokens) - 1
+        logprobs = None if judgement.logprobs is None else tuple(judgement.logprobs[: len(tokens)])
+        stats = _round_stats(num_drafts, judgement.num_accepted, len(tokens))
+        return Event(sequence.id, traces, logprobs, stats, cut.finish_reason, cut.text_end)
+
+    def _end(self, sequence: Sequence, event: Event) -> Event:
+        self._scheduler.remove(sequence)
+        if sequence.keep and sequence.handle >= 0 and event.finish_reason != "error":
+            self._parked[sequence.id] = (sequence.handle, sequence.tokens[: sequence.num_cached])
+        else:
+            self._forget(sequence.id, sequence.handle)
+        return event
+
+    def _forget(self, sequence_id: int, handle: int) -> None:
+        if handle >= 0:
+            self.session.release(handle)
+        if self.drafter:
+            self.drafter.release(sequence_id)
+
+
+def _last_source(num_drafts: int, num_accepted: int) -> Source:
+    if num_drafts == 0:
+        return "plain"
+    return "bonus" if num_accepted == num_drafts else "resample"
+
+
+def _round_stats(num_drafts: int, num_accepted: int, num_emitted: int) -> SpeculationStats:
+    """Positions count as reached up to the first that fell, whatever a stop cut off afterwards."""
+    reached = min(num_accepted + 1, num_drafts)
+    return SpeculationStats(
+        rounds=1,
+        proposed=num_drafts,
+        reached=reached,
+        accepted=num_accepted,
+        emitted=num_emitted,
+        reached_by_position=(1,) * reached,
+        accepted_by_position=(1,) * num_accepted + (0,) * (reached - num_accepted),
+    )
+
+
+def _common_prefix(a: Seq[int], b: Seq[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

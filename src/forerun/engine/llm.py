@@ -1,0 +1,402 @@
+"""`LLM`: a target with its drafter, text in and text out. This is the layer with a tokenizer and a clock."""
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from forerun.backends.base import Session
+from forerun.backends.open import open_session
+from forerun.config import Config, available_cores
+from forerun.drafters.build import Parts, drafter_kind
+from forerun.engine.engine import Engine
+from forerun.engine.round import Span
+from forerun.engine.sequence import Event, Request
+from forerun.engine.text import TextStream
+from forerun.errors import OptionError, RequestError
+from forerun.models.load import load_checkpoint
+from forerun.models.tokenizer import Tokenizer
+from forerun.models.weights import Checkpoint
+from forerun.types import Output, Piece, SamplingParams, SpeculationStats, TokenLogprob, TokenTrace
+
+Messages = Sequence[Mapping[str, Any]]  # {"role": …, "content": …}, oldest first
+Prompt = str | Messages | Sequence[int]
+Progress = Callable[[str, int, int | None], None]  # what, how much is done, of how much
+
+
+class LLM:
+    """A target model and its drafter.
+
+    A string is a user's turn where the model has a chat template, plain text where it has none or where `raw` is set.
+    Lists of messages go through the template; lists of token ids are taken as they are.
+    """
+
+    def __init__(
+        self,
+        target: str | Config,
+        *,
+        drafter: str | None = None,
+        k: int | Literal["auto"] | None = None,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> None:
+        """`settings` are the fields of `Config`. Raises OptionError, ModelError, DownloadError."""
+        given = {name: value for name, value in {"drafter": drafter, "k": k, **settings}.items() if value is not None}
+        try:
+            config = replace(target, **given) if isinstance(target, Config) else Config(target, **given)
+        except TypeError as error:
+            raise OptionError(f"unknown setting: {error}") from error
+        config = replace(config, drafter="ngram" if config.drafter == "auto" else config.drafter)
+        kind, argument = drafter_kind(config.drafter)
+        config = replace(config, k=kind.default_k if config.k == "auto" else config.k)
+
+        def open_model(name: str, device: str, cache_tokens: int | None) -> tuple[Checkpoint, Session]:
+            checkpoint = load_checkpoint(name, cache_dir=config.cache_dir, offline=config.offline, progress=progress)
+            session = open_session(
+                checkpoint, dtype=config.dtype, device=device, threads=config.threads, cache_tokens=cache_tokens
+            )
+            return checkpoint, session
+
+        def open_draft_model(name: str) -> tuple[Checkpoint, Session]:
+            return open_model(name, config.drafter_device or config.device, None)
+
+        self.checkpoint, self.session = open_model(config.target, config.device, config.cache_tokens)
+        self.tokenizer: Tokenizer = self.checkpoint.tokenizer
+        self.config = _resolved(config, self.session)
+        self.drafter = kind.build(Parts(argument, self.checkpoint, self.session, open_draft_model))
+        self._jobs: dict[int, _Job] = {}
+        self._lock = threading.RLock()
+        self.engine = self.new_engine()
+
+    def new_engine(self, *, span: Span | None = None) -> Engine:
+        """Return a fresh engine over the same models; `span` is told when the stretches of a round begin and end."""
+        return Engine(
+            self.session,
+            self.drafter,
+            token_bytes=self.tokenizer.token_bytes,
+            end_ids=self.tokenizer.eos_ids,
+            k=int(self.config.k),
+            verify=self.config.verify,
+            max_running=self.config.max_running,
+            prefill_rows=self.config.prefill_rows,
+            **({"span": span} if span else {}),
+        )
+
+    def encode(
+        self, prompt: Prompt, *, raw: bool = False, template_args: Mapping[str, Any] | None = None
+    ) -> tuple[int, ...]:
+        """Return the token ids that a prompt stands for."""
+        items: list[Any] = list(prompt)
+        if isinstance(prompt, str):
+            if raw or not self.tokenizer.chat_template:
+                return tuple(self.tokenizer.encode_prompt(prompt))
+            items = [{"role": "user", "content": prompt}]
+        if all(isinstance(item, int) for item in items):
+            return tuple(items)
+        return tuple(self.tokenizer.encode_chat(items, **(template_args or {})))
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] to the type checker
+        self,
+        prompts: str,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Output: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        raw: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> list[Output]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Any],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        raw: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Any: ...
+
+    def generate(
+        self,
+        prompts: Any,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        raw: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Answer one prompt (returns an Output) or many at once (returns a list of them, in order).
+
+        Raises RequestError before anything runs if one of them can't be served.
+        """
+        if _is_one_prompt(prompts):
+            return self.generate([prompts], params, raw=raw, template_args=template_args)[0]
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        if len(each) != len(prompts):
+            raise RequestError(
+                f"got {len(prompts)} prompts and {len(each)} sampling params; expected one for each, or one for all"
+            )
+        encoded = [self.encode(prompt, raw=raw, template_args=template_args) for prompt in prompts]
+        jobs: list[_Job] = []
+        try:
+            for ids, own in zip(encoded, each, strict=True):
+                jobs.append(self.submit(ids, own))
+            while any(job.output is None for job in jobs):
+                self.step()
+        except BaseException:
+            for job in jobs:
+                self.abort(job)
+            raise
+        return [job.output for job in jobs]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Iterator[Piece]:
+        """Yield an answer piece by piece, a round each; the last piece carries the Output. Closing it aborts."""
+        return self.pieces(self.submit(self.encode(prompt, raw=raw, template_args=template_args), params))
+
+    def conversation(
+        self, *, system: str | None = None, params: SamplingParams | None = None, **template_args: Any
+    ) -> "Conversation":
+        """Start a conversation; the caches of both models are kept between its turns."""
+        return Conversation(self, system=system, params=params, template_args=template_args)
+
+    def submit(
+        self, ids: Sequence[int], params: SamplingParams | None = None, *, keep: bool = False, resume: int | None = None
+    ) -> "_Job":
+        """Queue a request; `step` or `pieces` moves it on."""
+        params = params or SamplingParams()
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        with self._lock:
+            request_id = self.engine.add(Request(tuple(ids), params, seed=seed, keep=keep, resume=resume))
+            job = _Job(request_id, len(ids), TextStream(self.tokenizer.token_bytes, params.stop))
+            self._jobs[request_id] = job
+        return job
+
+    def pieces(self, job: "_Job") -> Iterator[Piece]:
+        """Yield what a queued request writes."""
+        try:
+            while True:
+                while not job.pieces:
+                    self.step()
+                piece = job.pieces.popleft()
+                yield piece
+                if piece.output is not None:
+                    return
+        finally:
+            self.abort(job)
+
+    def step(self) -> None:
+        """Run one round of all queued requests and hand out what it brought."""
+        with self._lock:
+            try:
+                events = self.engine.step()
+            except Exception as error:  # the caches are in an unknown state: end all, start afresh
+                self._fail_all(error)
+                raise
+            now = perf_counter()
+            for event in events:
+                self._deliver(event, now)
+
+    def abort(self, job: "_Job") -> None:
+        """End a request that still runs; its Output has what was written so far."""
+        with self._lock:
+            if job.output is None:
+                event = self.engine.abort(job.request_id)
+                if event is not None:
+                    self._deliver(event, perf_counter())
+
+    def _deliver(self, event: Event, now: float) -> None:
+        job = self._jobs[event.request_id]
+        job.add(event, now)
+        if job.output is not None:
+            del self._jobs[event.request_id]
+
+    def _fail_all(self, error: Exception) -> None:
+        message = f"{type(error).__name__}: {error}"
+        for request_id in list(self._jobs):
+            with suppress(Exception):
+                self.engine.abort(request_id)
+            event = Event(request_id, (), None, SpeculationStats(), "error", error=message)
+            self._deliver(event, perf_counter())
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for job in list(self._jobs.values()):
+            self.abort(job)
+
+
+class Conversation:
+    """A dialogue whose turns share the caches of target and drafter: a new turn reads only what is new.
+
+    When the context is full, the oldest turns are forgotten, the system message never; `num_forgotten` counts them.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        system: str | None = None,
+        params: SamplingParams | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not llm.tokenizer.chat_template:
+            raise RequestError("this model has no chat template; use generate with raw text")
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
+        self.num_forgotten = 0
+        self._llm = llm
+        self._params = params or SamplingParams()
+        self._template_args = dict(template_args or {})
+        self._kept: int | None = None  # the engine's id of the last turn, whose caches are there
+        self._past_text = ""  # what the model has seen and said, as text
+        self._past_ids: tuple[int, ...] = ()  # and as tokens
+
+    def say(self, text: str, params: SamplingParams | None = None) -> Output:
+        """Say something and return the answer."""
+        *_, last = self.stream(text, params)
+        assert last.output is not None
+        return last.output
+
+    def stream(self, text: str, params: SamplingParams | None = None) -> Iterator[Piece]:
+        """Say something and yield the answer piece by piece. If closed early, what was said so far stays."""
+        params = params or self._params
+        self.messages.append({"role": "user", "content": text})
+        try:
+            prompt_text, ids = self._fit(params)
+            job = self._llm.submit(ids, params, keep=True, resume=self._kept)
+        except Exception:
+            self.messages.pop()
+            raise
+        self._kept = job.request_id
+        try:
+            yield from self._llm.pieces(job)
+        finally:
+            output = job.output
+            assert output is not None
+            self.messages.append({"role": "assistant", "content": output.text})
+            stopped = output.finish_reason == "stop" and output.token_ids[-1] in self._llm.tokenizer.eos_ids
+            written = output.token_ids[:-1] if stopped else output.token_ids
+            self._past_text, self._past_ids = prompt_text + output.text, (*ids, *written)
+            if output.finish_reason == "error":
+                self._kept, self._past_text, self._past_ids = None, "", ()
+
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        self.close()
+        self.messages = [message for message in self.messages[:1] if message["role"] == "system"]
+
+    def close(self) -> None:
+        """Release the caches. The conversation can go on; it will be read again."""
+        if self._kept is not None:
+            with suppress(KeyError):
+                self._llm.engine.release(self._kept)
+        self._kept, self._past_text, self._past_ids = None, "", ()
+
+    def _fit(self, params: SamplingParams) -> tuple[str, tuple[int, ...]]:
+        """Return the prompt as text and ids, after forgetting as many of the oldest turns as it takes."""
+        limit = self._llm.session.max_len
+        reserve = min(params.max_tokens or limit // 4, limit // 2)  # room for an answer
+        while True:
+            text, ids = self._encode()
+            if len(ids) + reserve <= limit:
+                return text, ids
+            first = 1 if self.messages[0]["role"] == "system" else 0
+            if len(self.messages) - first <= 1:
+                raise RequestError(
+                    f"the message has {len(ids)} tokens; the context holds {limit}, "
+                    f"of which {reserve} are kept for the answer: shorten it"
+                )
+            del self.messages[first : first + 2]
+            self.num_forgotten += 1
+
+    def _encode(self) -> tuple[str, tuple[int, ...]]:
+        """Encode the conversation; where it goes on from what was written, those very tokens are kept."""
+        tokenizer = self._llm.tokenizer
+        text = tokenizer.apply_chat_template(self.messages, **self._template_args)
+        if self._past_ids and text.startswith(self._past_text):
+            return text, (*self._past_ids, *tokenizer.encode(text[len(self._past_text) :]))
+        return text, tuple(tokenizer.encode_chat(self.messages, **self._template_args))
+
+
+class _Job:
+    """A request with its text and its times."""
+
+    def __init__(self, request_id: int, num_prompt: int, text: TextStream) -> None:
+        self.request_id = request_id
+        self.pieces: deque[Piece] = deque()
+        self.output: Output | None = None
+        self._num_prompt = num_prompt
+        self._text = text
+        self._tokens: list[TokenTrace] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._stats = SpeculationStats()
+        self._started_s = perf_counter()
+        self._first_s: float | None = None
+        self._last_s = self._started_s
+
+    def add(self, event: Event, now: float) -> None:
+        if event.tokens:
+            self._first_s = now if self._first_s is None else self._first_s
+            self._last_s = now
+        self._tokens += event.tokens
+        self._stats = self._stats + event.stats
+        if event.logprobs is not None:
+            self._logprobs = [*(self._logprobs or []), *event.logprobs]
+        is_last = event.finish_reason is not None
+        spans = self._text.add(event.tokens, text_end=event.text_end, is_last=is_last)
+        if is_last:
+            self.output = self._finish(event)
+        text = "".join(part for part, _source in spans)
+        self.pieces.append(Piece(text, event.tokens, tuple(spans), event.logprobs, self.output))
+
+    def _finish(self, event: Event) -> Output:
+        assert event.finish_reason is not None
+        first_s = self._last_s if self._first_s is None else self._first_s
+        return Output(
+            text=self._text.text,
+            token_ids=tuple(token.token_id for token in self._tokens),
+            finish_reason=event.finish_reason,
+            prompt_tokens=self._num_prompt,
+            speculation=self._stats,
+            traces=tuple(self._tokens),
+            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            error=event.error,
+            prefill_s=first_s - self._started_s,
+            decode_s=self._last_s - first_s,
+        )
+
+
+def _resolved(config: Config, session: Session) -> Config:
+    """Replace what the session has decided."""
+    return replace(
+        config,
+        dtype=getattr(session, "dtype", config.dtype),
+        device=str(getattr(session, "device", config.device)),
+        threads=config.threads or available_cores(),
+    )
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Mapping))

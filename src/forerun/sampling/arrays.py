@@ -1,0 +1,43 @@
+"""The few array operations that the array API lacks, for numpy and torch alike. torch is never imported from here."""
+
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+Array = Any
+
+
+def namespace(x: Array) -> Any:
+    """Return the array API namespace of `x` (numpy's or torch's)."""
+    return array_api_compat.array_namespace(x)
+
+
+def like(values: Any, x: Array, dtype: Any = None) -> Array:
+    """Return `values` (a list, a numpy array or an array of either kind) as an array of the kind and device of `x`."""
+    xp = namespace(x)
+    if array_api_compat.is_torch_array(values):
+        if not array_api_compat.is_torch_array(x):
+            values = values.detach().cpu().numpy()
+    elif array_api_compat.is_torch_array(x):
+        values = np.asarray(values)  # torch reads a numpy array much faster than a list of lists
+    if dtype is None:
+        return xp.asarray(values, device=array_api_compat.device(x))
+    return xp.asarray(values, dtype=dtype, device=array_api_compat.device(x))
+
+
+def top_values(x_RV: Array, k: int) -> Array:
+    """Return the k largest values of each row, largest first: (R, k)."""
+    if array_api_compat.is_torch_array(x_RV):
+        return x_RV.topk(k, dim=-1).values
+    if k < x_RV.shape[-1]:
+        x_RV = np.partition(x_RV, x_RV.shape[-1] - k, axis=-1)[:, -k:]
+    return -np.sort(-x_RV, axis=-1)
+
+
+def one_hot(ids_R: Array, vocab_size: int, x: Array) -> Array:
+    """Return rows with a single 1 at `ids_R`, of the kind, device and float32 type of `x`'s namespace: (R, V)."""
+    xp = namespace(x)
+    rows_RV = xp.zeros((ids_R.shape[0], vocab_size), dtype=xp.float32, device=array_api_compat.device(x))
+    rows_RV[xp.arange(ids_R.shape[0], device=array_api_compat.device(x)), ids_R] = 1.0
+    return rows_RV

@@ -1,0 +1,146 @@
+"""From logits to laws: the transforms of many sequences, each with settings of its own, on one array of rows.
+
+    R  rows (positions of any sequences)     V  vocabulary
+    logits_RV  raw logits of a network       p_RV  float32 laws, each row sums to 1
+
+The same function makes the target's p and the drafter's q. Greedy is the one-hot limit. Nothing sorts the whole
+vocabulary: top-p works on the largest values only, and takes more of them where they don't hold enough mass.
+
+Ties: top-k and top-p keep every token that ties with the last one kept, so a law doesn't depend on an order among
+equals (`transformers` does the same for top-k).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import array_api_compat
+
+from forerun.errors import EngineError
+from forerun.sampling.arrays import Array, like, namespace, one_hot, top_values
+from forerun.sampling.constraints import Constraint, Path, constraints_for
+from forerun.sampling.streams import Stream
+from forerun.types import SamplingParams
+
+_TOP_P_PREFIXES = (64, 1024)  # how many of the largest values top-p looks at, before it sorts the row
+
+
+class Sampler:
+    """The sampling settings of one sequence, with the state that they need. Shared by the target and its drafter."""
+
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], end_ids: Sequence[int], *, seed: int, request: int = 0
+    ) -> None:
+        self.params = params
+        self.stream = Stream(seed, request)
+        self.constraints: list[Constraint] = constraints_for(params, prompt, end_ids)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.temperature == 0.0
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take committed tokens into account."""
+        for constraint in self.constraints:
+            constraint.advance(tokens)
+
+
+class Row(NamedTuple):
+    """Whose row of logits it is, and which drafted tokens lead to it."""
+
+    sampler: Sampler
+    path: Path = ()
+
+
+def laws(logits_RV: Array, rows: Sequence[Row]) -> Array:
+    """Return the law of each row after every transform of its sequence: (R, V) float32.
+
+    Raises EngineError if a row has no token left.
+    """
+    xp = namespace(logits_RV)
+    params = [row.sampler.params for row in rows]
+    x_RV = _constrained(xp.astype(logits_RV, xp.float32, copy=any(row.sampler.constraints for row in rows)), rows)
+    highest_R = xp.max(x_RV, axis=-1)
+    if not bool(xp.all(xp.isfinite(highest_R))):
+        raise EngineError(
+            "a row of logits has no finite largest value: every token is forbidden, or the model gave NaN"
+        )
+    greedy = [p.temperature == 0.0 for p in params]
+    if all(greedy):
+        return one_hot(xp.argmax(x_RV, axis=-1), x_RV.shape[-1], x_RV)
+    p_RV = _sampled(x_RV, highest_R, params)
+    if any(greedy):
+        greedy_R1 = like(greedy, x_RV)[:, None]
+        p_RV = xp.where(greedy_R1, one_hot(xp.argmax(x_RV, axis=-1), x_RV.shape[-1], x_RV), p_RV)
+    return p_RV
+
+
+def log_softmax(logits_RV: Array) -> Array:
+    """Return the log-probabilities of raw logits: (R, V) float32."""
+    xp = namespace(logits_RV)
+    x_RV = xp.astype(logits_RV, xp.float32)
+    x_RV = x_RV - xp.max(x_RV, axis=-1, keepdims=True)
+    return x_RV - xp.log(xp.sum(xp.exp(x_RV), axis=-1, keepdims=True))
+
+
+def _constrained(x_RV: Array, rows: Sequence[Row]) -> Array:
+    """Apply each sequence's constraints to its neighbouring rows."""
+    start = 0
+    while start < len(rows):
+        sampler, end = rows[start].sampler, start + 1
+        while end < len(rows) and rows[end].sampler is sampler:
+            end += 1
+        if sampler.constraints:
+            part_RV = x_RV[start:end]
+            for constraint in sampler.constraints:
+                part_RV = constraint.shift(part_RV, [row.path for row in rows[start:end]])
+            x_RV[start:end] = part_RV
+        start = end
+    return x_RV
+
+
+def _sampled(x_RV: Array, highest_R: Array, params: Sequence[SamplingParams]) -> Array:
+    """Temperature, top-k, top-p, min-p, in this order."""
+    xp, vocab_size = namespace(x_RV), x_RV.shape[-1]
+    x_RV = x_RV - highest_R[:, None]
+    if any(p.temperature not in (0.0, 1.0) for p in params):
+        x_RV = x_RV / like([[p.temperature or 1.0] for p in params], x_RV, xp.float32)
+    w_RV = xp.exp(x_RV)  # not normalised; the largest of each row is 1
+    if any(p.top_k for p in params):
+        w_RV = _keep(w_RV, _top_k_threshold(w_RV, [min(p.top_k, vocab_size) for p in params]))
+    if any(p.top_p < 1.0 for p in params):
+        w_RV = _keep(w_RV, _top_p_threshold(w_RV, [p.top_p for p in params]))
+    if any(p.min_p for p in params):
+        w_RV = _keep(w_RV, like([p.min_p for p in params], w_RV, xp.float32))
+    return w_RV / xp.sum(w_RV, axis=-1, keepdims=True)
+
+
+def _keep(w_RV: Array, threshold_R: Array) -> Array:
+    return namespace(w_RV).where(w_RV >= threshold_R[:, None], w_RV, 0.0)
+
+
+def _top_k_threshold(w_RV: Array, ks: Sequence[int]) -> Array:
+    """Return the k-th largest value of each row, 0 where top-k is off: (R,)."""
+    xp = namespace(w_RV)
+    top_RM = top_values(w_RV, max(ks))
+    last_R = top_RM[xp.arange(len(ks), device=array_api_compat.device(w_RV)), like([max(k - 1, 0) for k in ks], w_RV)]
+    return xp.where(like([k > 0 for k in ks], w_RV), last_R, 0.0)
+
+
+def _top_p_threshold(w_RV: Array, top_ps: Sequence[float]) -> Array:
+    """Return the smallest value that top-p keeps in each row, 0 where it is off: (R,).
+
+    A token is kept if the mass of those above it is less than top_p, so the first is always kept.
+    """
+    xp, vocab_size = namespace(w_RV), w_RV.shape[-1]
+    top_p_R = like(top_ps, w_RV, xp.float64)
+    needed_R = top_p_R * xp.sum(w_RV, axis=-1, dtype=xp.float64)
+    for size in (*_TOP_P_PREFIXES, vocab_size):
+        size = min(size, vocab_size)
+        top_RM = top_values(w_RV, size)
+        mass_RM = xp.cumulative_sum(xp.astype(top_RM, xp.float64), axis=-1)
+        if size == vocab_size or bool(xp.all((mass_RM[:, -1] >= needed_R) | (top_p_R >= 1.0))):
+            break
+    num_kept_R = xp.sum(xp.astype(mass_RM < needed_R[:, None], xp.int64), axis=-1) + 1
+    num_kept_R = xp.clip(num_kept_R, 1, size)
+    last_R = top_RM[xp.arange(len(top_ps), device=array_api_compat.device(w_RV)), num_kept_R - 1]
+    return xp.where(top_p_R < 1.0, last_R, 0.0)
