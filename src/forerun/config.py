@@ -1,4 +1,4 @@
-"""The settings of a run: frozen, checked, and resolved once, so that every "auto" becomes a value that can be printed."""
+"""The settings of a run: frozen, checked, resolved once, so that every "auto" becomes a value that can be printed."""
 
 import os
 from dataclasses import asdict, dataclass

@@ -6,7 +6,8 @@ verification of drafts are all that. A cache is a length; every rollback (`keep`
 What a session does *not* know: sampling, drafts, end tokens, text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 Array = Any  # a numpy array or a torch tensor; the mathematics is written for both
@@ -24,7 +25,7 @@ class Scores(NamedTuple):
     """What a pass returns."""
 
     logits: Array  # (R, V): the wanted rows of all feeds, in the order of the feeds
-    taps: dict[int, Array] = {}  # layer -> (N, D): hidden states after that layer, all rows of all feeds in order
+    taps: Mapping[int, Array] = MappingProxyType({})  # layer -> (N, D): hidden states after it, all rows in order
 
 
 class Session(Protocol):

@@ -45,7 +45,8 @@ class ToySession:
     def extend(self, feeds: Sequence[Feed], *, taps: Sequence[int] = ()) -> Scores:
         assert len({feed.seq for feed in feeds}) == len(feeds)
         for feed in feeds:
-            assert len(feed.tokens) > 0 and feed.num_logits <= len(feed.tokens)
+            assert len(feed.tokens) > 0
+            assert feed.num_logits <= len(feed.tokens)
             length = self.length(feed.seq) + len(feed.tokens)
             if length > self.max_len:
                 raise RequestError(f"a sequence of {length} tokens doesn't fit into a context of {self.max_len}")

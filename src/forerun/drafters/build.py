@@ -42,8 +42,8 @@ def _lm(parts: Parts) -> Drafter:
 
 
 DRAFTERS: dict[str, Kind] = {
-    "none": Kind("none", 0, lambda parts: None),
-    "ngram": Kind("ngram", 8, lambda parts: NgramDrafter()),
+    "none": Kind("none", 0, lambda _parts: None),
+    "ngram": Kind("ngram", 8, lambda _parts: NgramDrafter()),
     "lm": Kind("lm:MODEL", 5, _lm),
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from forerun.backends.base import Feed, Session
 from forerun.drafters.base import NOTHING, Chosen, Drawn, Outcome, Proposal, View
-from forerun.errors import OptionError
+from forerun.errors import EngineError, OptionError
 from forerun.sampling.arrays import Array, like, namespace
 from forerun.sampling.laws import Row, laws
 from forerun.sampling.streams import Role
@@ -60,7 +60,7 @@ class LMDrafter:
             self._fed[draft.view.seq] += pending
             feeds.append(Feed(handle, pending, num_logits=1))
         logits_BV = self.session.extend(feeds).logits[:, : self._vocab_size]
-        q_BV = laws(logits_BV, [Row(draft.view.sampler, tuple(draft.tokens)) for draft in drafts])
+        drafts, q_BV = _laws(drafts, logits_BV, step)
         for draft, token, q_V in zip(drafts, self._choose(q_BV, drafts, step), q_BV, strict=True):
             draft.tokens.append(token)
             draft.q.append(q_V)
@@ -124,6 +124,25 @@ class _Draft:
         self.q: list[Array] = []
 
     def proposal(self) -> Proposal:
+        if not self.tokens:
+            return NOTHING
         if self.view.sampler.is_greedy or self.view.verify == "coupled":
             return Chosen(self.tokens)  # greedy laws are point masses; coupled drafts need no law
         return Drawn(self.tokens, namespace(self.q[0]).stack(self.q))
+
+
+def _laws(drafts: list[_Draft], logits_BV: Array, step: int) -> tuple[list[_Draft], Array]:
+    """Return q of each draft's next row. A draft without one ends here; where the target gets there, it says why."""
+    rows = [Row(draft.view.sampler, tuple(draft.tokens)) for draft in drafts]
+    try:
+        return drafts, laws(logits_BV, rows)
+    except EngineError:
+        xp = namespace(logits_BV)
+        able, q = [], [xp.astype(logits_BV[:0], xp.float32)]
+        for i, draft in enumerate(drafts):
+            try:
+                q.append(laws(logits_BV[i : i + 1], rows[i : i + 1]))
+                able.append(draft)
+            except EngineError:
+                draft.depth = step
+        return able, xp.concat(q)

@@ -24,9 +24,11 @@ class NgramDrafter:
 
     def _propose(self, view: View, budget: int) -> Proposal:
         tokens, budget = view.tokens, min(budget, self.max_drafts)
-        index = self._texts.setdefault(view.seq, _Index())
-        index.extend(tokens, self._sizes)
+        index = self._texts.get(view.seq) or _Index()
+        length, replaced = index.length, []
+        index.extend(tokens, self._sizes, replaced)
         start = index.find(tokens, self._sizes)
+        index.undo(length, replaced)  # the text may never be written
         if start is None or budget < 1:
             return NOTHING
         period = len(tokens) - start  # past the end of the text the copy goes on with itself
@@ -56,12 +58,24 @@ class _Index:
         self.length = 0  # tokens[:length] are indexed
         self._next: dict[int, int] = {}  # hash of an n-gram -> position of the token after it
 
-    def extend(self, tokens: Sequence[int], sizes: range) -> None:
+    def extend(self, tokens: Sequence[int], sizes: range, replaced: list[tuple[int, int | None]] | None = None) -> None:
+        """Take `tokens[length:]` in; write down in `replaced` what `undo` needs."""
         for end in range(max(self.length, 1), len(tokens)):
             for size in sizes:
                 if size <= end:
-                    self._next[hash(tuple(tokens[end - size : end]))] = end
+                    key = hash(tuple(tokens[end - size : end]))
+                    if replaced is not None:
+                        replaced.append((key, self._next.get(key)))
+                    self._next[key] = end
         self.length = max(self.length, len(tokens))
+
+    def undo(self, length: int, replaced: Sequence[tuple[int, int | None]]) -> None:
+        for key, end in reversed(replaced):
+            if end is None:
+                del self._next[key]
+            else:
+                self._next[key] = end
+        self.length = length
 
     def find(self, tokens: Sequence[int], sizes: range) -> int | None:
         """Return the position after the most recent earlier occurrence of the longest possible end of the text."""

@@ -63,7 +63,7 @@ class Engine:
             raise RequestError("the prompt has no tokens; expected at least one")
         if len(prompt) >= limit:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens; the context holds {limit}, at least one for the answer: shorten it"
+                f"the prompt has {len(prompt)} tokens; the context holds {limit}, one of them for the answer: shorten"
             )
         for token in (*prompt, *params.logit_bias, *params.stop_token_ids):
             if not 0 <= token < self.session.vocab_size:

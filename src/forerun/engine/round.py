@@ -31,6 +31,13 @@ class Judgement(NamedTuple):
     logprobs: list[TokenLogprob] | None
 
 
+class Failure(NamedTuple):
+    """The first of a sequence's rows that has no law."""
+
+    depth: int  # so many drafts lead to it
+    error: EngineError
+
+
 def propose(plan: Sequence[Work], drafter: Drafter | None) -> list[Proposal]:
     """Ask the drafter for those who may have drafts."""
     proposals: list[Proposal] = [NOTHING] * len(plan)
@@ -61,22 +68,41 @@ def extend(plan: Sequence[Work], proposals: Sequence[Proposal], session: Session
 def judge(
     writers: Sequence[Work], proposals: Sequence[Proposal], logits_RV: Array, span: Span
 ) -> list[Judgement | EngineError]:
-    """Verify all proposals: one group for each rule. An error of one sequence is returned in its place."""
+    """Verify all proposals: one group for each rule. An error of one sequence is returned in its place.
+
+    A draft that the target forbids may lead to a row where nothing is allowed, or where a processor fails. That is an
+    error only of a text that gets there.
+    """
     starts, num_rows = [], 0
     for proposal in proposals:
         starts.append(num_rows)
         num_rows += len(proposal.tokens) + 1
     assert logits_RV.shape[0] == num_rows
     with span("sampling"):
-        p_RV, errors = _laws(writers, proposals, starts, logits_RV)
-        judgements: list[Judgement | EngineError | None] = list(errors)
+        p_RV, failures = _laws(writers, proposals, starts, logits_RV)
+        judgements: dict[int, Judgement] = {}
         groups: dict[str, list[int]] = {}
         for i, (work, proposal) in enumerate(zip(writers, proposals, strict=True)):
-            if judgements[i] is None:
-                groups.setdefault(_rule(work, proposal), []).append(i)
+            groups.setdefault(_rule(work, proposal), []).append(i)
         for rule, members in groups.items():
             _judge_group(rule, members, writers, proposals, starts, p_RV, logits_RV, judgements)
-    return judgements  # type: ignore[return-value]  # every place is filled by its group
+    return [
+        judgements[i] if i not in failures else _until(failures[i], judgements[i], proposal)
+        for i, proposal in enumerate(proposals)
+    ]
+
+
+def _until(failure: Failure, judgement: Judgement, proposal: Proposal) -> Judgement | EngineError:
+    """Return the verdict as far as laws could be made: past that, the next round meets the error at its first row."""
+    depth = failure.depth
+    if judgement.num_accepted < depth:
+        return judgement
+    if depth == 0:
+        return failure.error
+    logprobs = None if judgement.logprobs is None else judgement.logprobs[:depth]
+    return Judgement(
+        depth - 1, proposal.tokens[depth - 1], judgement.p_target[:depth], judgement.p_draft[:depth], logprobs
+    )
 
 
 def _rule(work: Work, proposal: Proposal) -> str:
@@ -90,26 +116,31 @@ def _rule(work: Work, proposal: Proposal) -> str:
 
 def _laws(
     writers: Sequence[Work], proposals: Sequence[Proposal], starts: Sequence[int], logits_RV: Array
-) -> tuple[Array, list[EngineError | None]]:
-    """Return p of all rows; where some sequence's law fails, make each one's own and return the failures beside."""
+) -> tuple[Array, dict[int, Failure]]:
+    """Return p of all rows, and which sequence fails at which row; from there on its laws are a stopgap.
+
+    Laws of a stopgap depend on the prefix alone as real ones do, so what stands before them stands by the right law.
+    """
     rows = [
         Row(work.sequence.sampler, tuple(proposal.tokens[:depth]))
         for work, proposal in zip(writers, proposals, strict=True)
         for depth in range(len(proposal.tokens) + 1)
     ]
-    errors: list[EngineError | None] = [None] * len(writers)
     try:
-        return laws(logits_RV, rows), errors
+        return laws(logits_RV, rows), {}
     except EngineError:
-        xp = namespace(logits_RV)
+        xp, failures = namespace(logits_RV), {}
         p_RV = xp.zeros_like(logits_RV, dtype=xp.float32)
+        p_RV[:, 0] = 1.0
         for i, (start, proposal) in enumerate(zip(starts, proposals, strict=True)):
-            own = slice(start, start + len(proposal.tokens) + 1)
-            try:
-                p_RV[own] = laws(logits_RV[own], rows[own])
-            except EngineError as error:
-                errors[i] = error
-        return p_RV, errors
+            for depth in range(len(proposal.tokens) + 1):
+                row = slice(start + depth, start + depth + 1)
+                try:
+                    p_RV[row] = laws(logits_RV[row], rows[row])
+                except EngineError as error:
+                    failures[i] = Failure(depth, error)
+                    break
+        return p_RV, failures
 
 
 def _judge_group(
@@ -120,7 +151,7 @@ def _judge_group(
     starts: Sequence[int],
     p_RV: Array,
     logits_RV: Array,
-    judgements: list[Judgement | EngineError | None],
+    judgements: dict[int, Judgement],
 ) -> None:
     xp = namespace(p_RV)
     sequences = [writers[i].sequence for i in members]

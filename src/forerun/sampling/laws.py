@@ -103,7 +103,7 @@ def _sampled(x_RV: Array, highest_R: Array, params: Sequence[SamplingParams]) ->
     xp, vocab_size = namespace(x_RV), x_RV.shape[-1]
     x_RV = x_RV - highest_R[:, None]
     if any(p.temperature not in (0.0, 1.0) for p in params):
-        x_RV = x_RV / like([[p.temperature or 1.0] for p in params], x_RV, xp.float32)
+        x_RV = x_RV / like([[_divisor(p.temperature)] for p in params], x_RV, xp.float32)
     w_RV = xp.exp(x_RV)  # not normalised; the largest of each row is 1
     if any(p.top_k for p in params):
         w_RV = _keep(w_RV, _top_k_threshold(w_RV, [min(p.top_k, vocab_size) for p in params]))
@@ -112,6 +112,11 @@ def _sampled(x_RV: Array, highest_R: Array, params: Sequence[SamplingParams]) ->
     if any(p.min_p for p in params):
         w_RV = _keep(w_RV, like([p.min_p for p in params], w_RV, xp.float32))
     return w_RV / xp.sum(w_RV, axis=-1, keepdims=True)
+
+
+def _divisor(temperature: float) -> float:
+    """Return the temperature within the range of float32, beyond which it makes no difference; 1 where greedy."""
+    return min(max(temperature, 1e-30), 1e30) if temperature else 1.0
 
 
 def _keep(w_RV: Array, threshold_R: Array) -> Array:
