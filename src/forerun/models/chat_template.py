@@ -4,7 +4,7 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import RequestError
 
@@ -39,7 +39,7 @@ def _compiled(template: str) -> "Template":
     class Generation(Extension):
         """`{% generation %} … {% endgeneration %}` marks the assistant's text for trainers; here it is plain text."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Parser) -> nodes.Node:
             line = next(parser.stream).lineno
@@ -54,7 +54,7 @@ def _compiled(template: str) -> "Template":
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
+    environment.globals["strftime_now"] = lambda pattern: datetime.datetime.now().strftime(pattern)
     return environment.from_string(template)
 
 

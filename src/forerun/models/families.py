@@ -15,6 +15,7 @@ from forerun.errors import CorruptModelError, ModelError, UnsupportedModelError
 from forerun.models.config import DecoderConfig, Layer, Rope
 
 Json = Mapping[str, Any]
+_MAX_LAYERS = 1000
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -72,27 +73,29 @@ class _Settings:
         return self._values.get(key)
 
     def number(self, key: str) -> float:
-        return as_number(self._values.get(key), key)
+        return _as_number(self._values.get(key), key)
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self._values.get(key)
-        return as_count(default if value is None else value, key)
+        return _as_count(default if value is None else value, key)
 
     def optional(self, key: str) -> float | None:
         return None if self._values.get(key) is None else self.number(key)
 
 
-def as_number(value: Any, key: str) -> float:
+def _as_number(value: Any, key: str) -> float:
     """Return `value` as a finite float or raise CorruptModelError naming `key`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise CorruptModelError(f"the model's configuration has {key} = {value!r}, expected a number")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
+        raise CorruptModelError(f"the model's configuration has {key} = {value!r:.80}, expected a number")
     return float(value)
 
 
-def as_count(value: Any, key: str) -> int:
+def _as_count(value: Any, key: str) -> int:
     """Return `value` as a positive int or raise CorruptModelError naming `key`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CorruptModelError(f"the model's configuration has {key} = {value!r}, expected a positive whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 48:
+        raise CorruptModelError(
+            f"the model's configuration has {key} = {value!r:.80}, expected a positive whole number"
+        )
     return value
 
 
@@ -116,11 +119,13 @@ def config_from_hf(raw: Json) -> DecoderConfig:
     hidden = settings.count("hidden_size")
     head_dim = settings.count("head_dim", hidden // heads)
     max_len = settings.count("max_position_embeddings")
-    num_layers = settings.count("num_hidden_layers")
+    num_layers = _depth(settings.count("num_hidden_layers"))
     kinds = _layer_kinds(family, settings, num_layers)
     ropes = _hf_ropes(family, settings, head_dim, max_len)
     max_len = max(max_len, *(_stretched(rope) for rope in ropes))
     scale = settings.number("query_pre_attn_scalar") if traits.gemma else float(head_dim)
+    if scale <= 0:
+        raise CorruptModelError(f"the model's configuration has query_pre_attn_scalar = {scale}, expected more than 0")
     config = DecoderConfig(
         family=family,
         vocab_size=settings.count("vocab_size"),
@@ -135,14 +140,14 @@ def config_from_hf(raw: Json) -> DecoderConfig:
         ropes=ropes,
         attention_scale=scale**-0.5,
         activation=_activation(settings.get(traits.activation_key)),
-        tied_head=settings.get("tie_word_embeddings") is not False,
+        tied_head=bool(settings.get("tie_word_embeddings")),
         qk_norm=traits.qk_norm,
         post_norms=traits.gemma,
         attention_softcap=settings.optional("attn_logit_softcapping") if traits.gemma else None,
         logit_softcap=settings.optional("final_logit_softcapping") if traits.gemma else None,
         embed_scale=math.sqrt(hidden) if traits.gemma else 1.0,
     )
-    return checked(config)
+    return _checked(config)
 
 
 def hf_biases(raw: Json) -> tuple[str, ...]:
@@ -173,8 +178,8 @@ def _refuse_hf(raw: Json) -> None:
 
 
 def _activation(name: Any) -> Any:
-    if name not in _ACTIVATIONS:
-        raise UnsupportedModelError(f"activation {name!r} is unknown; forerun has {', '.join(_ACTIVATIONS)}")
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise UnsupportedModelError(f"activation {name!r:.80} is unknown; forerun has {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 
@@ -203,16 +208,16 @@ def _default_kinds(family: str, settings: _Settings, num_layers: int) -> tuple[s
     if family in ("gemma2", "gemma3"):
         key = "sliding_window_pattern" if settings.get("sliding_window_pattern") else "_sliding_window_pattern"
         period = 2 if family == "gemma2" else settings.count(key, 6)
-        return periodic_kinds(period, num_layers)
+        return _periodic_kinds(period, num_layers)
     if family == "smollm3":
         rotated = _rotated(family, settings, num_layers)
         return tuple(_FULL if rotates else _SLIDING for rotates in rotated)
     first = settings.get("max_window_layers")
-    first = 28 if first is None else int(as_number(first, "max_window_layers"))
+    first = 28 if first is None else int(_as_number(first, "max_window_layers"))
     return tuple(_SLIDING if index >= first else _FULL for index in range(num_layers))
 
 
-def periodic_kinds(period: int, num_layers: int) -> tuple[str, ...]:
+def _periodic_kinds(period: int, num_layers: int) -> tuple[str, ...]:
     """Return layer kinds in which each `period`-th layer has full attention."""
     return tuple(_SLIDING if (index + 1) % period else _FULL for index in range(num_layers))
 
@@ -223,13 +228,13 @@ def _rotated(family: str, settings: _Settings, num_layers: int) -> tuple[bool, .
         return (True,) * num_layers
     explicit = settings.get("no_rope_layers")  # despite its name, 1 is a layer that rotates
     if explicit is None:
-        return periodic_rotation(settings.count("no_rope_layer_interval", 4), num_layers)
+        return _periodic_rotation(settings.count("no_rope_layer_interval", 4), num_layers)
     if not isinstance(explicit, Sequence) or len(explicit) < num_layers:
         raise CorruptModelError(f"the model's configuration has no_rope_layers that don't name {num_layers} layers")
     return tuple(bool(flag) for flag in explicit[:num_layers])
 
 
-def periodic_rotation(period: int, num_layers: int) -> tuple[bool, ...]:
+def _periodic_rotation(period: int, num_layers: int) -> tuple[bool, ...]:
     """Return flags in which each `period`-th layer doesn't rotate."""
     return tuple((index + 1) % period != 0 for index in range(num_layers))
 
@@ -270,20 +275,23 @@ def _hf_rope(family: str, settings: _Settings, given: Json, head_dim: int, max_l
     }
     kind = values.get("rope_type", values.get("type", "default"))
     rotary_dim = _rotary_dim(family, values["partial_rotary_factor"], head_dim)
-    theta = as_number(values["rope_theta"], "rope_theta")
+    theta = _as_number(values["rope_theta"], "rope_theta")
     if kind == "default":
         return Rope(theta, rotary_dim)
-    if kind not in ("linear", "dynamic", "llama3", "yarn"):
-        raise UnsupportedModelError(f"rope type {kind!r} is unknown; forerun has linear, dynamic, llama3, yarn")
-    factor = as_number(values.get("factor"), f"factor of {kind} rope")
+    known = ("linear", "dynamic", "llama3", "yarn") if family != "phi3" else ()  # phi3 says yarn and means longrope
+    if kind not in known:
+        raise UnsupportedModelError(
+            f"{family} with rope type {kind!r} is unknown; forerun has {', '.join(('default', *known))} there"
+        )
+    factor = _as_number(values.get("factor"), f"factor of {kind} rope")
     if kind == "dynamic":
         return Rope(theta, rotary_dim, kind, factor, original_max_len=max_len)
     if kind == "linear":
         return Rope(theta, rotary_dim, kind, factor)
-    original = as_count(values["original_max_position_embeddings"], "original_max_position_embeddings")
+    original = _as_count(values["original_max_position_embeddings"], "original_max_position_embeddings")
     if kind == "yarn":
         return _yarn(theta, rotary_dim, factor, original, values)
-    low, high = (as_number(values.get(key), key) for key in ("low_freq_factor", "high_freq_factor"))
+    low, high = (_as_number(values.get(key), key) for key in ("low_freq_factor", "high_freq_factor"))
     return Rope(theta, rotary_dim, kind, factor, original, low, high)
 
 
@@ -291,8 +299,8 @@ def _yarn(theta: float, rotary_dim: int, factor: float, original: int, values: J
     attention = values.get("attention_factor")
     mscale, mscale_all = values.get("mscale"), values.get("mscale_all_dim")
     if attention is None and mscale and mscale_all:
-        attention = _magnitude(factor, as_number(mscale, "mscale")) / _magnitude(
-            factor, as_number(mscale_all, "mscale_all_dim")
+        attention = _magnitude(factor, _as_number(mscale, "mscale")) / _magnitude(
+            factor, _as_number(mscale_all, "mscale_all_dim")
         )
     return Rope(
         theta,
@@ -300,9 +308,9 @@ def _yarn(theta: float, rotary_dim: int, factor: float, original: int, values: J
         "yarn",
         factor,
         original,
-        beta_fast=as_number(values.get("beta_fast") or 32.0, "beta_fast"),
-        beta_slow=as_number(values.get("beta_slow") or 1.0, "beta_slow"),
-        attention_factor=_magnitude(factor, 1.0) if attention is None else as_number(attention, "attention_factor"),
+        beta_fast=_as_number(values.get("beta_fast") or 32.0, "beta_fast"),
+        beta_slow=_as_number(values.get("beta_slow") or 1.0, "beta_slow"),
+        attention_factor=_magnitude(factor, 1.0) if attention is None else _as_number(attention, "attention_factor"),
         truncate=bool(values.get("truncate", True)),
     )
 
@@ -318,7 +326,7 @@ def _stretched(rope: Rope) -> int:
 
 
 def _rotary_dim(family: str, partial: Any, head_dim: int) -> int:
-    share = 1.0 if partial is None else as_number(partial, "partial_rotary_factor")
+    share = 1.0 if partial is None else _as_number(partial, "partial_rotary_factor")
     if not 0.0 < share <= 1.0:
         raise CorruptModelError(f"the model's configuration has partial_rotary_factor = {share}, expected 0 to 1")
     if share != 1.0 and family != "phi3":
@@ -326,7 +334,14 @@ def _rotary_dim(family: str, partial: Any, head_dim: int) -> int:
     return int(head_dim * share)
 
 
-def checked(config: DecoderConfig) -> DecoderConfig:
+def _depth(num_layers: int) -> int:
+    """Return `num_layers` if there can be such a net: a damaged number must not become a list of that length."""
+    if num_layers > _MAX_LAYERS:
+        raise CorruptModelError(f"the model's configuration has {num_layers} layers, expected at most {_MAX_LAYERS}")
+    return num_layers
+
+
+def _checked(config: DecoderConfig) -> DecoderConfig:
     """Return `config` if its sizes fit together, else raise CorruptModelError."""
     if config.num_heads % config.num_kv_heads:
         raise CorruptModelError(f"{config.num_heads} heads can't share {config.num_kv_heads} key-value heads")
@@ -360,11 +375,11 @@ class _Metadata:
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self.get(key)
-        return as_count(default if value is None else value, f"{self._arch}.{key}")
+        return _as_count(default if value is None else value, f"{self._arch}.{key}")
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
-        return as_number(default if value is None else value, f"{self._arch}.{key}")
+        return _as_number(default if value is None else value, f"{self._arch}.{key}")
 
 
 def config_from_gguf(values: Json, *, vocab_size: int, tied_head: bool, factors: Sequence[float] = ()) -> DecoderConfig:
@@ -379,11 +394,11 @@ def config_from_gguf(values: Json, *, vocab_size: int, tied_head: bool, factors:
     head_dim = meta.count("attention.key_length", hidden // heads)
     if meta.count("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError(f"{family} with keys and values of different length is unknown to forerun")
-    num_layers = meta.count("block_count")
+    num_layers = _depth(meta.count("block_count"))
     ropes = _gguf_ropes(family, meta, head_dim, factors)
     max_len = max(meta.count("context_length"), *(_stretched(rope) for rope in ropes))
     window = meta.count("attention.sliding_window") if meta.get("attention.sliding_window") else None
-    rotated = periodic_rotation(4, num_layers) if family == "smollm3" else (True,) * num_layers
+    rotated = _periodic_rotation(4, num_layers) if family == "smollm3" else (True,) * num_layers
     config = DecoderConfig(
         family=family,
         vocab_size=vocab_size,
@@ -405,21 +420,19 @@ def config_from_gguf(values: Json, *, vocab_size: int, tied_head: bool, factors:
         logit_softcap=_softcap(meta, "final_logit_softcapping", 30.0 if family == "gemma2" else None),
         embed_scale=math.sqrt(hidden) if traits.gemma else 1.0,
     )
-    return checked(config)
+    return _checked(config)
 
 
 def _gguf_family(values: Json) -> str:
     arch = values.get("general.architecture")
     if not isinstance(arch, str):
         raise CorruptModelError("the GGUF file has no general.architecture; fetch the file again")
-    kind = values.get("general.type", "model")
-    if kind != "model":
+    kind, parts, experts = (values.get(key) for key in ("general.type", "split.count", f"{arch}.expert_count"))
+    if isinstance(kind, str) and kind != "model":
         raise UnsupportedModelError(f"the GGUF file is of type {kind}, not a whole model; name the model's own file")
-    if values.get("split.count", 1) not in (0, 1):
-        raise UnsupportedModelError(
-            f"the GGUF file is split in {values['split.count']} parts; join them with llama-gguf-split --merge"
-        )
-    if "moe" in arch or values.get(f"{arch}.expert_count"):
+    if isinstance(parts, int) and parts > 1:
+        raise UnsupportedModelError(f"the GGUF file is one of {parts} parts; join them with llama-gguf-split --merge")
+    if "moe" in arch or (isinstance(experts, int) and experts > 0):
         raise UnsupportedModelError(f"{arch} is a mixture of experts, which forerun doesn't run; {_supported()}")
     if arch not in FAMILIES:
         raise UnsupportedModelError(f"architecture {arch} is unknown; {_supported()}")
@@ -434,8 +447,8 @@ def _gguf_kinds(family: str, meta: _Metadata, num_layers: int) -> tuple[str, ...
             raise CorruptModelError(f"sliding_window_pattern names {pattern.size} layers, the model has {num_layers}")
         return tuple(_SLIDING if slides else _FULL for slides in pattern)
     if family in ("gemma2", "gemma3"):
-        return periodic_kinds(
-            as_count(pattern or (2 if family == "gemma2" else 6), "sliding_window_pattern"), num_layers
+        return _periodic_kinds(
+            _as_count(pattern or (2 if family == "gemma2" else 6), "sliding_window_pattern"), num_layers
         )
     return ((_SLIDING if family in ("llama", "mistral", "phi3") else _FULL),) * num_layers
 
@@ -443,7 +456,8 @@ def _gguf_kinds(family: str, meta: _Metadata, num_layers: int) -> tuple[str, ...
 def _gguf_scale(family: str, num_layers: int, heads_share: int, head_dim: int) -> float:
     """Return the attention scale. Files don't hold it: the 27B models of Gemma, told by their depth, differ."""
     deep = {"gemma2": 46, "gemma3": 62}.get(family) == num_layers
-    return float(heads_share if deep else head_dim) ** -0.5
+    scale: float = (heads_share if deep else head_dim) ** -0.5
+    return scale
 
 
 def _softcap(meta: _Metadata, key: str, default: float | None) -> float | None:
@@ -453,6 +467,8 @@ def _softcap(meta: _Metadata, key: str, default: float | None) -> float | None:
 def _gguf_ropes(family: str, meta: _Metadata, head_dim: int, factors: Sequence[float]) -> tuple[Rope, ...]:
     theta = meta.number("rope.freq_base", 10000.0)
     rotary_dim = meta.count("rope.dimension_count", head_dim)
+    if rotary_dim != head_dim and family != "phi3":
+        raise UnsupportedModelError(f"{family} that rotates {rotary_dim} of {head_dim} is unknown; only phi3 does so")
     main = _gguf_rope(meta, theta, rotary_dim, factors)
     if family != "gemma3":
         return (main,)
@@ -481,5 +497,5 @@ def _gguf_rope(meta: _Metadata, theta: float, rotary_dim: int, factors: Sequence
         original,
         beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0),
-        attention_factor=_magnitude(factor, 1.0) * meta.number("rope.scaling.yarn_attn_factor", 1.0),
+        attention_factor=_magnitude(factor, 1.0) * meta.number("rope.scaling.attn_factor", 1.0),
     )

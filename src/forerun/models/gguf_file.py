@@ -17,6 +17,7 @@ from forerun.models.tensorfile import StoredTensor, check_extents, map_file
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 4
+_MAX_STRING = 1 << 26  # bytes of a key, a name or a chat template
 _DEQUANTISED = (  # what gguf.quants turns into floats
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0",
     "TQ2_0", "MXFP4", "NVFP4", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS",
@@ -99,6 +100,8 @@ class _Cursor:
 
     def string(self) -> str:
         length = self.scalar("<Q")
+        if length > _MAX_STRING:
+            raise self.corrupt(f"a text of {length} bytes at byte {self.position}")
         begin = self.skip(length)
         try:
             return bytes(self.view[begin : begin + length]).decode("utf-8")
@@ -172,7 +175,7 @@ def _read_info(cursor: _Cursor) -> _Info:
 
 def _data_start(cursor: _Cursor, alignment: Any) -> int:
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
-        raise cursor.corrupt(f"general.alignment is {alignment!r}, expected a power of 2")
+        raise cursor.corrupt(f"general.alignment is {alignment!r:.80}, expected a power of 2")
     return -(-cursor.position // alignment) * alignment
 
 

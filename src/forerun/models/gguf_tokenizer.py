@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _FORMAT = b"1"  # raise it when the built tokenizer changes: old cache entries are then not found
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # of tokenizer.ggml.token_type
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -30,10 +30,8 @@ _LLAMA3 = (
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = r"[^\r\n\p{L}\p{N}]?%s*%s+{0}|[^\r\n\p{L}\p{N}]?%s+%s*{0}|\p{N}{1}| ?[^\s\p{L}\p{N}]+[\r\n/]*" % (
-    _UPPER, _LOWER, _UPPER, _LOWER,
-)  # fmt: skip
-_REST = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+<end>|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*<end>"
+_SYMBOLS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class PreTokenizer(NamedTuple):
@@ -46,14 +44,14 @@ class PreTokenizer(NamedTuple):
     add_bos: bool = False  # where the file doesn't say
 
 
-_TEKKEN = _CASED.replace("{0}", "").replace("{1}", "") + _REST
-_GPT4O = _CASED.replace("{0}", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("{1}", "{1,3}") + _REST
+_TEKKEN = _CASED.replace("<end>", "") + r"|\p{N}" + _SYMBOLS
+_GPT4O = _CASED.replace("<end>", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?") + r"|\p{N}{1,3}" + _SYMBOLS
 _GPT2 = PreTokenizer()
 _DIGITS = PreTokenizer(single_digits=True)
 _BPE3 = PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True)
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-2": _GPT2, "phi-2": _GPT2, "mpt": _GPT2, "olmo": _GPT2,
-    "smollm": _DIGITS, "starcoder": _DIGITS, "refact": _DIGITS, "command-r": _DIGITS, "codeshell": _DIGITS,
+    "smollm": _DIGITS, "starcoder": _DIGITS, "refact": _DIGITS, "codeshell": _DIGITS,
     "llama-bpe": _BPE3, "llama3": _BPE3, "llama-v3": _BPE3,
     "smaug-bpe": PreTokenizer(_LLAMA3), "dbrx": PreTokenizer(_LLAMA3),
     "qwen2": PreTokenizer(_QWEN2, nfc=True), "deepseek-r1-qwen": PreTokenizer(_QWEN2),
@@ -61,14 +59,15 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 }  # fmt: skip
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
+_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}  # for templates
 
 
 def load_gguf_tokenizer(file: GGUFFile, cache_dir: Path) -> Tokenizer:
     """Return the tokenizer of a GGUF file; the built one is kept in `cache_dir`/tokenizers."""
     model = file.metadata.get("tokenizer.ggml.model")
-    if model not in _BUILDERS:
+    if not isinstance(model, str) or model not in _BUILDERS:
         raise UnsupportedModelError(
-            f"{file.path} has a tokenizer of model {model!r}; forerun reads {', '.join(_BUILDERS)}"
+            f"{file.path} has a tokenizer of model {model!r:.80}; forerun reads {', '.join(_BUILDERS)}"
         )
     add_bos_default = _pre_tokenizer(file).add_bos if model == "gpt2" else True
     cached = cached_path(file, cache_dir)
@@ -114,14 +113,15 @@ def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:
     pre = file.metadata.get("tokenizer.ggml.pre")
     if pre is None:
         raise UnsupportedModelError(f"{file.path} names no pre-tokeniser (tokenizer.ggml.pre): take a newer conversion")
-    if pre not in PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise UnsupportedModelError(
-            f"{file.path} has the pre-tokeniser {pre!r}, which forerun doesn't know; it knows {', '.join(PRE_TOKENIZERS)}"
+            f"{file.path} has the pre-tokeniser {pre!r:.80}, which forerun doesn't know; "
+            f"it knows {', '.join(PRE_TOKENIZERS)}"
         )
     return PRE_TOKENIZERS[pre]
 
 
-def _build_byte_level(file: GGUFFile, tokens: list[str], kinds: np.ndarray) -> "Backend":
+def _build_byte_level(file: GGUFFile, tokens: list[str], _kinds: np.ndarray) -> "Backend":
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -152,7 +152,7 @@ def _build_sentencepiece(file: GGUFFile, tokens: list[str], kinds: np.ndarray) -
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers
 
-    scores = _numbers(file, "tokenizer.ggml.scores", len(file.metadata["tokenizer.ggml.token_type"]))[: len(tokens)]
+    scores = _numbers(file, "tokenizer.ggml.scores", file.metadata["tokenizer.ggml.tokens"].num_strings)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     unknown = [tokens[index] for index in np.flatnonzero(kinds == _UNKNOWN)]
     backend = Backend(
@@ -214,10 +214,7 @@ def _settings(file: GGUFFile, backend: "Backend", add_bos_default: bool) -> Toke
     metadata = file.metadata
     templates = _templates(file)
     ids = {name: _token_id(file, backend, name) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
-    named_ids = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    named = {
-        key: backend.id_to_token(token_id) for key, name in named_ids.items() if (token_id := ids[name]) is not None
-    }
+    named = {key: backend.id_to_token(token_id) for key, name in _NAMED.items() if (token_id := ids[name]) is not None}
     template = templates.get("default", "")
     turn_ends = [backend.token_to_id(token) for token in _TURN_ENDS if token in template]
     eos_ids = [ids["eos"], ids["eot"], ids["eom"], *turn_ends]
@@ -226,16 +223,16 @@ def _settings(file: GGUFFile, backend: "Backend", add_bos_default: bool) -> Toke
         eos_ids=tuple(dict.fromkeys(token_id for token_id in eos_ids if token_id is not None)),
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos_default)),
         chat_templates=templates,
-        named_tokens=named,
+        named_tokens={key: token for key, token in named.items() if token is not None},
     )
 
 
 def _token_id(file: GGUFFile, backend: "Backend", name: str) -> int | None:
     value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-    if value is None or value in (-1, 0xFFFFFFFF):
+    if value is None or (isinstance(value, int) and value in (-1, 0xFFFFFFFF)):
         return None
-    if not isinstance(value, int) or backend.id_to_token(value) is None:
-        raise CorruptModelError(f"{file.path}: tokenizer.ggml.{name}_token_id is {value!r}, which is no token")
+    if not isinstance(value, int) or not 0 <= value < 1 << 32 or backend.id_to_token(value) is None:
+        raise CorruptModelError(f"{file.path}: tokenizer.ggml.{name}_token_id is {value!r:.80}, which is no token")
     return value
 
 

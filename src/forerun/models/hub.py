@@ -37,17 +37,26 @@ def fetch_hub(name: HubName, hub_dir: Path, *, offline: bool, progress: Progress
     """
     import huggingface_hub
 
-    options: dict[str, Any] = {"cache_dir": hub_dir, "local_files_only": offline}
-    options["tqdm_class"] = _progress_bar(f"fetching {name.repo}", progress)
+    bar = _progress_bar(f"fetching {name.repo}", progress)
+    wanted, unwanted = (_WANTED, _UNWANTED) if name.file is None else ([name.file], [])
     try:
-        if name.file is not None:
-            return Path(huggingface_hub.hf_hub_download(name.repo, name.file, **options))
-        folder = huggingface_hub.snapshot_download(
-            name.repo, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, **options
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                name.repo,
+                cache_dir=hub_dir,
+                local_files_only=offline,
+                allow_patterns=wanted,
+                ignore_patterns=unwanted,
+                tqdm_class=bar,
+            )
         )
     except Exception as error:  # of several libraries, without a common base
         raise _explained(name, hub_dir, offline, error) from error
-    return Path(folder)
+    if name.file is None:
+        return folder
+    if not (folder / name.file).is_file():
+        raise ModelError(f"{name.repo} has no file {name.file}, or it was never fetched: check the name")
+    return folder / name.file
 
 
 def _explained(name: HubName, hub_dir: Path, offline: bool, error: Exception) -> DownloadError | ModelError:
@@ -57,13 +66,17 @@ def _explained(name: HubName, hub_dir: Path, offline: bool, error: Exception) ->
     if isinstance(error, errors.GatedRepoError):
         return DownloadError(f"{name.repo} asks for consent: give it on the model's page, then set HF_TOKEN")
     if isinstance(error, errors.RepositoryNotFoundError):
-        return ModelError(f"the hub has no {name.repo}, or it is private: check the name, or set HF_TOKEN")
+        return ModelError(
+            f"there is no folder {name.repo}, and the hub has no {name.repo}, or it is private: "
+            "check the name, or set HF_TOKEN"
+        )
     if isinstance(error, errors.LocalEntryNotFoundError):
         if offline:
             return DownloadError(f"{name.repo} is not complete in {hub_dir} and offline was asked for: fetch it once")
-        return DownloadError(f"can't reach the hub for {name.repo}, and it is not in {hub_dir}: check the network")
-    if isinstance(error, errors.EntryNotFoundError):
-        return ModelError(f"the hub has {name.repo} but no file {name.file} in it: check the name")
+        return DownloadError(
+            f"there is no folder {name.repo}, it is not complete in {hub_dir}, and the hub can't be reached: "
+            "check the name and the network"
+        )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
         return disk_error(name.repo, hub_dir, error)
     lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -72,9 +85,9 @@ def _explained(name: HubName, hub_dir: Path, offline: bool, error: Exception) ->
 
 def _progress_bar(label: str, progress: Progress) -> type:
     """Return a tqdm class that reports bytes to `progress` and draws nothing."""
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):  # type: ignore[misc, unused-ignore]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})

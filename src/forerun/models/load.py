@@ -12,6 +12,7 @@ from forerun.models import gguf_file, safetensors_file
 from forerun.models.families import FAMILIES, config_from_gguf, config_from_hf, hf_biases
 from forerun.models.files import Progress, no_progress
 from forerun.models.gguf_tokenizer import load_gguf_tokenizer
+from forerun.models.hub import parse_hub_name
 from forerun.models.layout import gguf_biases, gguf_sources, hf_sources
 from forerun.models.store import ALIASES, default_cache_dir, fetch
 from forerun.models.tensorfile import StoredTensor
@@ -28,18 +29,21 @@ def load_checkpoint(
     is told how far fetching and reading are. Raises ModelError or DownloadError.
     """
     cache_dir, progress = cache_dir or default_cache_dir(), progress or no_progress
-    path = find_model(name, cache_dir, offline=offline, progress=progress)
+    path = _find_model(name, cache_dir, offline=offline, progress=progress)
     progress(f"reading {name}", 0, None)
     if path.is_dir():
         return _load_folder(name, path)
     return _load_gguf(name, path, cache_dir)
 
 
-def find_model(name: str, cache_dir: Path, *, offline: bool, progress: Progress) -> Path:
+def _find_model(name: str, cache_dir: Path, *, offline: bool, progress: Progress) -> Path:
     """Return the folder or GGUF file that `name` stands for, fetched first if need be."""
-    path = Path(name).expanduser()
-    if name not in ALIASES and (path.is_dir() or path.is_file()):
-        return path
+    try:
+        path = Path(name).expanduser()
+        if name and name not in ALIASES and (path.is_dir() or path.is_file()):
+            return path
+    except (OSError, RuntimeError) as error:  # a folder that can't be entered, a name that is too long, no such home
+        raise ModelError(f"can't look for {name:.200}: {error}") from error
     return fetch(name, cache_dir, offline=offline, progress=progress)
 
 
@@ -48,7 +52,7 @@ def _load_folder(name: str, folder: Path) -> Checkpoint:
         raise UnsupportedModelError(f"{folder} is an adapter, not a model: merge it into its base model and save that")
     raw = read_json(folder / "config.json")
     if not raw:
-        raise ModelError(_no_config(folder))
+        raise ModelError(_no_config(name, folder))
     config = config_from_hf(raw)
     tensors = safetensors_file.read_folder(folder)
     text = raw.get("text_config")
@@ -64,11 +68,12 @@ def _load_folder(name: str, folder: Path) -> Checkpoint:
     )
 
 
-def _no_config(folder: Path) -> str:
+def _no_config(name: str, folder: Path) -> str:
     files = sorted(path.name for path in folder.glob("*.gguf"))
     if files:
         return f"{folder} has no config.json but GGUF files: name one of them, such as {folder / files[0]}"
-    return f"{folder} has no config.json: expected a folder in Hugging Face format"
+    gguf = f"; if {name} holds GGUF files, name one of them: {name}:FILE.gguf" if parse_hub_name(name) else ""
+    return f"{folder} has no config.json: expected a folder in Hugging Face format{gguf}"
 
 
 def _load_gguf(name: str, path: Path, cache_dir: Path) -> Checkpoint:

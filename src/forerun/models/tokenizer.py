@@ -56,8 +56,14 @@ class Tokenizer:
         return self._settings.chat_templates.get("default")
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of `text`, with BOS in front if `add_special_tokens` and the model wants one."""
-        ids = list(self._backend.encode(text, add_special_tokens=False).ids)
+        """Return the ids of `text`, with BOS in front if `add_special_tokens` and the model wants one.
+
+        Raises RequestError for text that is no Unicode.
+        """
+        try:
+            ids = list(self._backend.encode(text, add_special_tokens=False).ids)
+        except TypeError as error:  # what the library makes of half a surrogate pair
+            raise RequestError("the text is not valid Unicode: it has half a surrogate pair") from error
         return self._with_bos(ids) if add_special_tokens else ids
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -183,7 +189,7 @@ def load_hf_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     named = _named_tokens({**read_json(folder / "special_tokens_map.json"), **settings})
     bos_id = backend.token_to_id(named["bos_token"]) if "bos_token" in named else None
     eos_sources = (read_json(folder / "generation_config.json"), config)
-    eos_ids = [eos_id for source in eos_sources for eos_id in _id_list(source.get("eos_token_id"))]
+    eos_ids: list[int | None] = [eos_id for source in eos_sources for eos_id in _id_list(source.get("eos_token_id"))]
     if "eos_token" in named:
         eos_ids.append(backend.token_to_id(named["eos_token"]))
     add_bos = settings.get("add_bos_token")
@@ -204,6 +210,8 @@ def backend_from_text(text: str, path: Path) -> "Backend":
     kind = type(backend.model).__name__
     if kind not in ("BPE", "Unigram"):
         raise UnsupportedModelError(f"{path} is a {kind} tokenizer; forerun runs BPE and Unigram")
+    if getattr(backend.model, "end_of_word_suffix", None) or getattr(backend.model, "continuing_subword_prefix", None):
+        raise UnsupportedModelError(f"{path} marks the parts of words with affixes, which forerun doesn't run")
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -233,8 +241,8 @@ def _add_missing_tokens(backend: "Backend", entries: Any) -> None:
 
     if not isinstance(entries, Mapping):
         return
-    for key, entry in sorted(entries.items(), key=lambda item: int(item[0]) if item[0].isdigit() else -1):
-        if key.isdigit() and isinstance(entry, Mapping) and int(key) == backend.get_vocab_size():
+    for key, entry in sorted(entries.items(), key=lambda item: int(item[0]) if item[0].isdecimal() else -1):
+        if key.isdecimal() and isinstance(entry, Mapping) and int(key) == backend.get_vocab_size():
             flags = {flag: bool(entry.get(flag)) for flag in ("lstrip", "rstrip", "normalized", "special")}
             backend.add_tokens([AddedToken(str(entry.get("content")), **flags)])
 

@@ -73,7 +73,8 @@ class Checkpoint:
 
 def _half_order(num_rows: int, num_heads: int) -> np.ndarray:
     """Return the rows of Q or K in Hugging Face's order: in each head the even rows, then the odd ones."""
-    return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    order: np.ndarray = np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2)
+    return order.reshape(-1)
 
 
 def _check_weights(
