@@ -170,6 +170,7 @@ class Piece:
     text: str  # never half a character, never part of a stop string
     tokens: tuple[TokenTrace, ...]
     spans: tuple[tuple[str, Source], ...]  # the text again, cut by the origin of its tokens
+    stats: SpeculationStats  # of this round alone
     logprobs: tuple[TokenLogprob, ...] | None = None
     output: Output | None = None  # set on the last piece
 

@@ -76,7 +76,8 @@ class Engine:
                 f"the request may take {reserved} positions; the cache holds {self._capacity}: lower max_tokens"
             )
         end_ids = [*(() if params.ignore_eos else self._end_ids), *params.stop_token_ids]
-        if request.resume is not None and request.resume not in self._parked:
+        resumable = self._parked.keys() - {sequence.id for sequence in self._scheduler.waiting}
+        if request.resume is not None and request.resume not in resumable:
             raise RequestError(f"there is no kept sequence {request.resume} to resume")
         sequence = Sequence(
             id=next(self._ids) if request.resume is None else request.resume,
@@ -98,15 +99,15 @@ class Engine:
             keep=request.keep,
             num_prompt=len(prompt),
         )
-        if request.resume is not None:
-            self._unpark(sequence)
         self._scheduler.waiting.append(sequence)
         return sequence.id
 
     def step(self) -> list[Event]:
         """Run one round and return what it did, request by request. Without work it returns nothing."""
         for sequence in self._admit():
-            if sequence.handle < 0:
+            if sequence.id in self._parked:
+                self._unpark(sequence)
+            else:
                 sequence.handle = self.session.open()
         plan = self._scheduler.plan()
         if not plan:
@@ -152,12 +153,16 @@ class Engine:
         self._forget(request_id, handle)
 
     def _admit(self) -> list[Sequence]:
-        """Start waiting requests; where kept sequences stand in the way of all, the oldest of them is given up."""
+        """Start waiting requests; where kept sequences stand in the way of all, the oldest of them is given up.
+
+        A request whose kept sequence was given up while it waited reads its whole prompt.
+        """
+        waiting = self._scheduler.waiting
         while True:
-            admitted = self._scheduler.admit(sum(len(tokens) for _handle, tokens in self._parked.values()))
-            if admitted or self._scheduler.running or not self._scheduler.waiting or not self._parked:
+            admitted = self._scheduler.admit({kept: len(tokens) for kept, (_handle, tokens) in self._parked.items()})
+            if admitted or self._scheduler.running or not waiting:
                 return admitted
-            self.release(next(iter(self._parked)))
+            self.release(next(kept for kept in self._parked if kept != waiting[0].id))
 
     def _unpark(self, sequence: Sequence) -> None:
         """Go on with the cache of a kept sequence, as far as its tokens and the prompt agree."""
@@ -165,6 +170,8 @@ class Engine:
         length = _common_prefix(cached, sequence.tokens[:-1])
         self.session.keep(handle, length)
         sequence.handle, sequence.num_cached = handle, length
+        if self.drafter and sequence.k == 0:
+            self.drafter.release(sequence.id)  # it isn't told of this text, and would remember an old one
 
     def _read(self, work: Work) -> Outcome:
         """Commit a piece of a prompt."""
@@ -203,7 +210,10 @@ class Engine:
 
     def _end(self, sequence: Sequence, event: Event) -> Event:
         self._scheduler.remove(sequence)
-        if sequence.keep and sequence.handle >= 0 and event.finish_reason != "error":
+        if sequence.id in self._parked:  # it never ran
+            if not sequence.keep:
+                self.release(sequence.id)
+        elif sequence.keep and sequence.handle >= 0 and event.finish_reason != "error":
             self._parked[sequence.id] = (sequence.handle, sequence.tokens[: sequence.num_cached])
         else:
             self._forget(sequence.id, sequence.handle)

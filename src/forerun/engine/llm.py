@@ -299,6 +299,8 @@ class Conversation:
             stopped = output.finish_reason == "stop" and output.token_ids[-1] in self._llm.tokenizer.eos_ids
             written = output.token_ids[:-1] if stopped else output.token_ids
             self._past_text, self._past_ids = prompt_text + output.text, (*ids, *written)
+            if self._llm.tokenizer.decode(written) != output.text:  # a stop cut the text within what was written
+                self._past_text, self._past_ids = "", ()
             if output.finish_reason == "error":
                 self._kept, self._past_text, self._past_ids = None, "", ()
 
@@ -369,7 +371,7 @@ class _Job:
         if is_last:
             self.output = self._finish(event)
         text = "".join(part for part, _source in spans)
-        self.pieces.append(Piece(text, event.tokens, tuple(spans), event.logprobs, self.output))
+        self.pieces.append(Piece(text, event.tokens, tuple(spans), event.stats, event.logprobs, self.output))
 
     def _finish(self, event: Event) -> Output:
         assert event.finish_reason is not None

@@ -1,6 +1,7 @@
 """Who takes part in a round, and with how much. It only decides: the plan is a value."""
 
 from collections import deque
+from collections.abc import Mapping
 
 from forerun.engine.sequence import Sequence, Work
 
@@ -19,22 +20,31 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def admit(self, parked_tokens: int) -> list[Sequence]:
-        """Move waiting sequences to running, in order, as far as places and the cache allow; return them."""
+    def admit(self, parked: Mapping[int, int]) -> list[Sequence]:
+        """Move waiting sequences to running, in order, as far as places and the cache allow; return them.
+
+        `parked` tells how many positions each kept sequence holds; one that is resumed goes on with its own.
+        """
         admitted = []
-        free = self._capacity - parked_tokens - sum(sequence.reserved for sequence in self.running)
-        while self.waiting and len(self.running) < self._max_running and self.waiting[0].reserved <= free:
+        free = self._capacity - sum(parked.values()) - sum(sequence.reserved for sequence in self.running)
+        while self.waiting and len(self.running) < self._max_running:
+            more = self.waiting[0].reserved - parked.get(self.waiting[0].id, 0)
+            if more > free:
+                break
+            free -= more
             sequence = self.waiting.popleft()
-            free -= sequence.reserved
             self.running.append(sequence)
             admitted.append(sequence)
         return admitted
 
     def plan(self) -> list[Work]:
-        """Return the next round: a row and K drafts for each writer, pieces of prompts for the others."""
+        """Return the next round: a row and K drafts for each writer, pieces of prompts for the others.
+
+        The round that ends a prompt has no drafts, however the prompt was cut, so that neighbours change no draw.
+        """
         plan, rows_left = [], self._prefill_rows
         for sequence in self.running:
-            if sequence.num_pending == 1:
+            if len(sequence.tokens) > sequence.num_prompt:
                 room = sequence.max_len - len(sequence.tokens) - 1
                 plan.append(Work(sequence, 1, max(0, min(sequence.k, room))))
             elif rows_left > 0:
