@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 64  # positions; the live length that attention sees is rounded up to it
-_FIRST_CAPACITY = 512  # positions
+_FIRST_CAPACITY = 512  # positions; capacities are powers of two, so that what attention sees never ends past one
 
 
 class SlotCache:

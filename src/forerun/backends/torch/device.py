@@ -1,7 +1,10 @@
 """What "auto" means for devices and number types, from what this machine has."""
 
+import platform
+
 import torch
 
+from forerun.backends.torch.linear import has_onednn
 from forerun.errors import OptionError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,11 +44,8 @@ def resolve_dtype(requested: str, device: str) -> str:
 
 def _cpu_computes_bf16() -> bool:
     """Whether products of bf16 numbers are instructions of this processor (AVX512-BF16, AMX, Arm BF16)."""
-    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not has_onednn() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
-    cpu = torch.cpu
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_sve_supported"):
-        probe = getattr(cpu, name, None)
-        if probe is not None and probe():
-            return True
-    return False
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return True  # there oneDNN's answer is about the instructions; on x86 it counts emulation in
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

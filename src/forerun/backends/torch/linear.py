@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _ROWS_HINT = 16  # the width that the packed order is made for: verification of drafts
-_MIN_ROWS_FP32 = 2  # oneDNN sums a lone fp32 row in another order: it goes with a copy of itself
+_MAX_LONE_INPUTS = 1024  # above it oneDNN sums a lone row in another order: such a row goes with a copy of itself
 
 
 class Linear(Protocol):
@@ -42,22 +42,29 @@ class PackedLinear:
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), _ROWS_HINT)
-        self._bias_O = bias_O
-        self._min_rows = _MIN_ROWS_FP32 if weight_OI.dtype == torch.float32 else 1
+        self._bias_O, self._num_outputs = bias_O, len(weight_OI)
+        self._min_rows = 2 if weight_OI.shape[1] > _MAX_LONE_INPUTS else 1
         self._product = torch.ops.mkldnn._linear_pointwise.default
         self.nbytes = weight_OI.nbytes + (bias_O.nbytes if bias_O is not None else 0)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         num_rows = len(x_NI)
+        if num_rows == 0:
+            return x_NI.new_empty(0, self._num_outputs)
         if num_rows < self._min_rows:
-            return self(x_NI.expand(self._min_rows, -1))[:num_rows] if num_rows else self(x_NI.new_zeros(1, x_NI.shape[1]))[:0]
+            return self(x_NI.expand(self._min_rows, -1))[:num_rows]
         return self._product(x_NI, self._weight, self._bias_O, "none", [], "")  # type: ignore[no-any-return]
+
+
+def has_onednn() -> bool:
+    """Return whether this torch was built with oneDNN."""
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 @cache
 def can_pack(dtype: torch.dtype, device_type: str) -> bool:
     """Return whether PackedLinear works for this type on this machine."""
-    if device_type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+    if device_type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not has_onednn():
         return False
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False

@@ -4,8 +4,9 @@ Rows of neighbouring slots go through one attention call over a view of the cach
 their own; slots and rows that are only in between are computed and dropped. The query heads that share a key head are
 folded into the row dimension, so keys and values are never repeated.
 
-Two rules keep a row's result independent of how many rows go with it, to the bit in bf16 on a CPU: the keys that
-attention sees are whole blocks, hidden ones masked, and there are at least _MIN_FOLDED_ROWS rows a call.
+Two rules keep a row's result independent of how many rows go with it, to the bit on a CPU: the number of keys that
+attention sees is one of those of `attended_len`, the keys too many masked, and a call has at least _MIN_FOLDED_ROWS
+folded rows.
 
 Shapes: N rows of the pass, S slots of a call, M rows a slot in a call, Q query heads, K key heads, G = Q / K,
 R folded rows: at least M·G, L keys.
@@ -25,15 +26,16 @@ from forerun.models.config import DecoderConfig
 _MIN_FOLDED_ROWS = 8
 _MAX_ROWS = 256  # a longer piece of prompt is attended to in calls of so many rows, each with the keys that it sees
 _CALL_COST = 2048  # of an attention call, in rows × keys
-_WINDOW_STEP = 512  # keys hidden by a window are skipped in whole steps
+_KERNEL_KEYS = 512  # keys that the fused kernel takes at a time; those that a window hides are skipped so many at once
+_UNSPLIT_KEYS = 384  # of them, those that its matrix product sums in one piece
 
 
 class Rows(NamedTuple):
-    """The new rows of one slot: positions start … start + count - 1, rows first … of the pass."""
+    """The new rows of one slot: positions start … start + num_rows - 1, rows first … of the pass."""
 
     slot: int
     start: int
-    count: int
+    num_rows: int
     first: int
 
 
@@ -78,9 +80,9 @@ def make_plan(
     device: torch.device,
 ) -> Plan:
     """Plan a pass over `rows`, which lie in the order of the pass. `capacity` is the cache's, in positions."""
-    num_rows = sum(item.count for item in rows)
-    slots_N = np.repeat([item.slot for item in rows], [item.count for item in rows])
-    positions_N = np.concatenate([np.arange(item.start, item.start + item.count) for item in rows])
+    num_rows = sum(item.num_rows for item in rows)
+    slots_N = np.repeat([item.slot for item in rows], [item.num_rows for item in rows])
+    positions_N = np.concatenate([np.arange(item.start, item.start + item.num_rows) for item in rows])
     num_kv_heads = config.num_kv_heads
     planes_2S = np.arange(2)[:, None] * num_slots + slots_N  # (2, N)
     heads = (planes_2S.T[:, :, None] * num_kv_heads + np.arange(num_kv_heads)).reshape(num_rows, -1)
@@ -101,6 +103,16 @@ def make_plan(
     )
 
 
+def attended_len(length: int) -> int:
+    """Return how many keys attention sees when `length` are live: whole blocks, and a sum that more can't reorder.
+
+    The fused kernel takes keys 512 at a time; its matrix product sums up to 384 of them in order, but halves a number
+    between 192 and 384. Such a number is raised to 384: keys too many add exact zeros at the end.
+    """
+    whole, rest = divmod(-(-length // BLOCK) * BLOCK, _KERNEL_KEYS)
+    return whole * _KERNEL_KEYS + (_UNSPLIT_KEYS if _UNSPLIT_KEYS // 2 < rest < _UNSPLIT_KEYS else rest)
+
+
 def _to(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(array).to(device, non_blocking=True)
 
@@ -109,8 +121,8 @@ def group_rows(rows: Sequence[Rows]) -> list[list[Rows]]:
     """Split long pieces, then put neighbouring slots together as long as the sum of costs falls."""
     groups: list[list[Rows]] = []
     for item in sorted(rows):
-        for offset in range(0, item.count, _MAX_ROWS):
-            count = min(_MAX_ROWS, item.count - offset)
+        for offset in range(0, item.num_rows, _MAX_ROWS):
+            count = min(_MAX_ROWS, item.num_rows - offset)
             piece = [Rows(item.slot, item.start + offset, count, item.first + offset)]
             last = groups[-1] if groups and groups[-1][-1].slot < item.slot else None
             if last is not None and _cost(last + piece) <= _cost(last) + _cost(piece):
@@ -122,7 +134,7 @@ def group_rows(rows: Sequence[Rows]) -> list[list[Rows]]:
 
 def _cost(group: Sequence[Rows]) -> int:
     slots = group[-1].slot - group[0].slot + 1
-    return _CALL_COST + slots * max(item.count for item in group) * max(item.start + item.count for item in group)
+    return _CALL_COST + slots * max(item.num_rows for item in group) * max(item.start + item.num_rows for item in group)
 
 
 def _make_call(
@@ -137,7 +149,7 @@ def _make_call(
 ) -> Call:
     """Build one call and write into `output_index` (N, K, G) where the results of its rows will lie."""
     first_slot, end_slot = group[0].slot, group[-1].slot + 1
-    S, M = end_slot - first_slot, max(item.count for item in group)
+    S, M = end_slot - first_slot, max(item.num_rows for item in group)
     K, G = config.num_kv_heads, config.num_heads // config.num_kv_heads
     R = max(M * G, _MIN_FOLDED_ROWS)
     heads_a_row = config.num_heads + 2 * K
@@ -146,7 +158,7 @@ def _make_call(
     group_head_R = np.arange(R) % G
     last_key_SR = np.zeros((S, R), dtype=np.int64)
     for item in group:
-        s, count = item.slot - first_slot, item.count
+        s, count = item.slot - first_slot, item.num_rows
         of_row = np.minimum(np.arange(R) // G, count - 1)
         row_SR[s] = item.first + of_row
         last_key_SR[s] = item.start + of_row
@@ -154,7 +166,7 @@ def _make_call(
         output_index[item.first : item.first + count] = offset + (s * K + np.arange(K)[:, None]) * R + folded
     query_SKR = row_SR[:, None] * heads_a_row + np.arange(K)[:, None] * G + group_head_R
 
-    end = -(-max(item.start + item.count for item in group) // BLOCK) * BLOCK
+    end = attended_len(max(item.start + item.num_rows for item in group))
     last_key = _to(last_key_SR, device)
     first_row = min(item.start for item in group)
     return Call(
@@ -167,7 +179,7 @@ def _make_call(
 
 
 def _keys(last_key_SR: Tensor, first_row: int, end: int, window: int | None, *, dtype: torch.dtype) -> Keys:
-    begin = 0 if window is None else max(0, first_row - window + 1) // _WINDOW_STEP * _WINDOW_STEP
+    begin = 0 if window is None else max(0, first_row - window + 1) // _KERNEL_KEYS * _KERNEL_KEYS
     keys_L = torch.arange(begin, end, device=last_key_SR.device)
     last_key_SR1 = last_key_SR.unsqueeze(-1)
     hidden_SRL = keys_L > last_key_SR1
