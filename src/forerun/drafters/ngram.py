@@ -3,6 +3,7 @@
 An index, not a scan: each token costs a few dictionary writes, each proposal a few look-ups, whatever the context.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from forerun.drafters.base import NOTHING, Chosen, Outcome, Proposal, View
@@ -24,11 +25,11 @@ class NgramDrafter:
 
     def _propose(self, view: View, budget: int) -> Proposal:
         tokens, budget = view.tokens, min(budget, self.max_drafts)
-        index = self._texts.get(view.seq) or _Index()
-        length, replaced = index.length, []
-        index.extend(tokens, self._sizes, replaced)
-        start = index.find(tokens, self._sizes)
-        index.undo(length, replaced)  # the text may never be written
+        index = self._texts.get(view.seq) or _Index(self._sizes)
+        known = index.length
+        index.extend(tokens)
+        start = index.find(tokens)
+        index.cut(known)  # the text may never be written
         if start is None or budget < 1:
             return NOTHING
         period = len(tokens) - start  # past the end of the text the copy goes on with itself
@@ -36,9 +37,9 @@ class NgramDrafter:
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
-            index = self._texts.setdefault(outcome.seq, _Index())
-            index.length = min(index.length, outcome.start)
-            index.extend(outcome.tokens, self._sizes)
+            index = self._texts.setdefault(outcome.seq, _Index(self._sizes))
+            index.cut(outcome.start)
+            index.extend(outcome.tokens)
 
     def fork(self, seq: int, child: int) -> None:
         if seq in self._texts:
@@ -51,35 +52,48 @@ class NgramDrafter:
 class _Index:
     """Where each n-gram of a text was last followed by something.
 
-    Entries may be stale, after the text was cut or where two n-grams share a hash: `find` compares before it believes.
+    Cut back, it is what it was before. Two n-grams may share a hash: `find` compares before it believes.
     """
 
-    def __init__(self) -> None:
-        self.length = 0  # tokens[:length] are indexed
+    def __init__(self, sizes: range) -> None:
+        self._sizes = sizes
+        self._tokens: list[int] = []  # the text that is indexed
         self._next: dict[int, int] = {}  # hash of an n-gram -> position of the token after it
+        self._replaced = array("q")  # for each entry, in the order in which they were written, the one before, or 0
 
-    def extend(self, tokens: Sequence[int], sizes: range, replaced: list[tuple[int, int | None]] | None = None) -> None:
-        """Take `tokens[length:]` in; write down in `replaced` what `undo` needs."""
-        for end in range(max(self.length, 1), len(tokens)):
-            for size in sizes:
+    @property
+    def length(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take `tokens[length:]` in."""
+        old = self.length
+        self._tokens += tokens[old:]
+        for end in range(max(old, 1), self.length):
+            for size in self._sizes:
                 if size <= end:
-                    key = hash(tuple(tokens[end - size : end]))
-                    if replaced is not None:
-                        replaced.append((key, self._next.get(key)))
+                    key = self._key(end, size)
+                    self._replaced.append(self._next.get(key, 0))
                     self._next[key] = end
-        self.length = max(self.length, len(tokens))
 
-    def undo(self, length: int, replaced: Sequence[tuple[int, int | None]]) -> None:
-        for key, end in reversed(replaced):
-            if end is None:
-                del self._next[key]
-            else:
-                self._next[key] = end
-        self.length = length
+    def cut(self, length: int) -> None:
+        """Forget all tokens from position `length` on."""
+        for end in range(self.length - 1, max(length, 1) - 1, -1):
+            for size in reversed(self._sizes):
+                if size <= end:
+                    before = self._replaced.pop()
+                    if before:
+                        self._next[self._key(end, size)] = before
+                    else:
+                        del self._next[self._key(end, size)]
+        del self._tokens[length:]
 
-    def find(self, tokens: Sequence[int], sizes: range) -> int | None:
+    def _key(self, end: int, size: int) -> int:
+        return hash(tuple(self._tokens[end - size : end]))
+
+    def find(self, tokens: Sequence[int]) -> int | None:
         """Return the position after the most recent earlier occurrence of the longest possible end of the text."""
-        for size in sizes:
+        for size in self._sizes:
             end = tuple(tokens[-size:])
             start = self._next.get(hash(end))
             if start is not None and size <= start < len(tokens) and tuple(tokens[start - size : start]) == end:
@@ -87,6 +101,6 @@ class _Index:
         return None
 
     def copy(self) -> "_Index":
-        twin = _Index()
-        twin.length, twin._next = self.length, dict(self._next)
+        twin = _Index(self._sizes)
+        twin._tokens, twin._next, twin._replaced = list(self._tokens), dict(self._next), self._replaced[:]
         return twin

@@ -4,6 +4,7 @@ Nothing here trusts the file: every offset and length is compared with the file'
 header ends in a CorruptModelError and never in a large allocation.
 """
 
+import mmap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -77,6 +78,15 @@ def map_file(path: Path) -> np.ndarray:
         return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
     except OSError as error:
         raise ModelError(f"can't read {path}: {error.strerror or error}") from error
+
+
+def release_pages(buffer: np.ndarray) -> None:
+    """Tell the system that the pages of a mapped file aren't needed now; they come back when they are read again."""
+    owner: object = buffer
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def check_extents(path: Path, tensors: Iterable[tuple[str, StoredTensor]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from forerun.errors import CorruptModelError, ModelError, UnsupportedModelError
 from forerun.models.config import DecoderConfig
 from forerun.models.layout import Source, is_harmless
-from forerun.models.tensorfile import RawTensor, StoredTensor
+from forerun.models.tensorfile import RawTensor, StoredTensor, release_pages
 from forerun.models.tokenizer import Tokenizer
 
 __all__ = ["Checkpoint", "RawTensor"]
@@ -69,6 +69,14 @@ class Checkpoint:
         if source.plus_one:
             tensor = RawTensor(tensor.to_float32() + np.float32(1.0), "F32", tensor.shape)
         return tensor
+
+    def release_pages(self) -> None:
+        """Let go of the memory in which the mapped files lie; what is read again comes back from the disk's cache.
+
+        Backends call it between tensors, so that a model is never in memory twice.
+        """
+        for buffer in {id(tensor.buffer): tensor.buffer for tensor in self._tensors.values()}.values():
+            release_pages(buffer)
 
 
 def _half_order(num_rows: int, num_heads: int) -> np.ndarray:

@@ -31,6 +31,9 @@ class Weights(Protocol):
     def tensor(self, name: str) -> RawTensor:
         """Return one of them as stored."""
 
+    def release_pages(self) -> None:
+        """Let go of the memory in which the mapped files lie."""
+
 
 class BuiltNet(NamedTuple):
     """A net and the bytes of its weights."""
@@ -85,6 +88,7 @@ class _Loader:
         return self.linear_from(parts[0] if len(parts) == 1 else torch.cat(parts), bias)
 
     def linear_from(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+        self._weights.release_pages()
         result = self._linear(weight_OI, bias_O)
         self.nbytes += weight_OI.nbytes
         return result
