@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import array_api_compat
+import numpy as np
 
 from forerun.errors import EngineError
 from forerun.sampling.arrays import Array, like, namespace, one_hot, top_values
@@ -21,7 +22,9 @@ from forerun.sampling.constraints import Constraint, Path, constraints_for
 from forerun.sampling.streams import Stream
 from forerun.types import SamplingParams
 
-_TOP_P_PREFIXES = (64, 1024)  # how many of the largest values top-p looks at, before it sorts the row
+_TOP_P_PREFIXES = (64, 1024)  # how many of the largest values top-p looks at, before it goes over the row
+_BIN_SHIFT = 18  # of float32 bits: sign, exponent and five bits of the fraction are left
+_HOST = np.empty(0)
 
 
 class Sampler:
@@ -139,13 +142,30 @@ def _top_p_threshold(w_RV: Array, top_ps: Sequence[float]) -> Array:
     xp, vocab_size = namespace(w_RV), w_RV.shape[-1]
     top_p_R = like(top_ps, w_RV, xp.float64)
     needed_R = top_p_R * xp.sum(w_RV, axis=-1, dtype=xp.float64)
-    for size in (*_TOP_P_PREFIXES, vocab_size):
+    for size in _TOP_P_PREFIXES:
         size = min(size, vocab_size)
         top_RM = top_values(w_RV, size)
         mass_RM = xp.cumulative_sum(xp.astype(top_RM, xp.float64), axis=-1)
         if size == vocab_size or bool(xp.all((mass_RM[:, -1] >= needed_R) | (top_p_R >= 1.0))):
-            break
-    num_kept_R = xp.sum(xp.astype(mass_RM < needed_R[:, None], xp.int64), axis=-1) + 1
-    num_kept_R = xp.clip(num_kept_R, 1, size)
-    last_R = top_RM[xp.arange(len(top_ps), device=array_api_compat.device(w_RV)), num_kept_R - 1]
-    return xp.where(top_p_R < 1.0, last_R, 0.0)
+            num_above_R = xp.sum(xp.astype(mass_RM < needed_R[:, None], xp.int64), axis=-1)
+            places_R = xp.clip(num_above_R, 0, size - 1)
+            last_R = top_RM[xp.arange(len(top_ps), device=array_api_compat.device(w_RV)), places_R]
+            return xp.where(top_p_R < 1.0, last_R, 0.0)
+    rows = zip(like(w_RV, _HOST), needed_R.tolist(), top_ps, strict=True)
+    return like([_last_kept(w_V, needed) if top_p < 1.0 else 0.0 for w_V, needed, top_p in rows], w_RV, xp.float32)
+
+
+def _last_kept(w_V: np.ndarray, needed: float) -> float:
+    """Return the smallest value that top-p keeps in a wide row: the largest ones whose sum first reaches `needed`.
+
+    Positive floats are ordered like their bits, so the leading bits cut them into bins; only one bin has to be sorted.
+    """
+    bins_V = w_V.view(np.uint32) >> _BIN_SHIFT
+    mass_above = np.cumsum(np.bincount(bins_V, weights=w_V)[::-1])
+    place = min(int(np.searchsorted(mass_above, needed)), len(mass_above) - 1)
+    inside = -np.sort(-w_V[bins_V == len(mass_above) - 1 - place])
+    if not len(inside):  # rounding: the row's own sum falls short of `needed`
+        return 0.0
+    before = mass_above[place - 1] if place else 0.0
+    mass = before + np.cumsum(inside, dtype=np.float64)
+    return float(inside[min(int(np.searchsorted(mass, needed)), len(inside) - 1)])

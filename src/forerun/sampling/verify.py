@@ -15,11 +15,13 @@ Each rule is exact for one way in which the drafts were drawn, which is why a `P
 
 from typing import Any, NamedTuple
 
-import array_api_compat
+from array_api_compat import device
 
 from forerun.sampling.arrays import namespace, one_hot
 
 Array = Any
+
+_PART = 256  # tokens
 
 
 class Verdict(NamedTuple):
@@ -68,18 +70,18 @@ def block_rule(p_BLV: Array, q_BLV: Array, drafts_BK: Array, num_drafts_B: Array
     real_BK = _real(drafts_BK, num_drafts_B)
     usable_BK = real_BK & (q_BK > 0)
     ratio_BK = xp.where(usable_BK, p_BK / xp.where(usable_BK, q_BK, 1.0), 0.0)
-    prefix_BL = [xp.ones(p_BLV.shape[:1], dtype=xp.float64, device=array_api_compat.device(p_BLV))]
+    prefix_BL = [xp.ones(p_BLV.shape[:1], dtype=xp.float64, device=device(p_BLV))]
     for i in range(num_rows - 1):
         prefix_BL.append(xp.clip(prefix_BL[-1] * ratio_BK[:, i], 0.0, 1.0))
     P_BL = xp.stack(prefix_BL, axis=1)
     surplus_BLV = xp.clip(xp.astype(P_BL, p_BLV.dtype)[..., None] * p_BLV - q_BLV, 0.0, None)
     A_BL = xp.sum(surplus_BLV, axis=-1, dtype=xp.float64)
     denominator_BL = A_BL + 1.0 - P_BL
-    last_BL = xp.arange(num_rows, device=array_api_compat.device(P_BL))[None, :] == num_drafts_B[:, None]
+    last_BL = xp.arange(num_rows, device=device(P_BL))[None, :] == num_drafts_B[:, None]
     h_BL = xp.where(denominator_BL > 0, A_BL / xp.where(denominator_BL > 0, denominator_BL, 1.0), 1.0)
     h_BL = xp.where(last_BL, P_BL, h_BL)  # there q is zero and A = P·Σp, equal to P but for rounding
     stands_BK = (u_BK < h_BL[:, 1:]) & (P_BL[:, 1:] > 0) & real_BK
-    lengths_K = xp.arange(1, num_rows, device=array_api_compat.device(P_BL))
+    lengths_K = xp.arange(1, num_rows, device=device(P_BL))
     n_B = xp.max(xp.concat([xp.zeros_like(num_drafts_B)[:, None], stands_BK * lengths_K[None, :]], axis=1), axis=1)
     P_B = xp.astype(_row(P_BL, n_B), p_BLV.dtype)
     return Verdict(n_B, residual(_row(p_BLV, n_B), _row(q_BLV, n_B), P_B))
@@ -95,7 +97,7 @@ def coupled_rule(p_BLV: Array, drafts_BK: Array, num_drafts_B: Array, noise_BLV:
     tokens_BL = race(p_BLV, noise_BLV)
     stands_BK = (tokens_BL[:, :-1] == drafts_BK) & _real(drafts_BK, num_drafts_B)
     n_B = _first_failure(stands_BK)
-    rows_B = xp.arange(n_B.shape[0], device=array_api_compat.device(p_BLV))
+    rows_B = xp.arange(n_B.shape[0], device=device(p_BLV))
     return Verdict(n_B, one_hot(tokens_BL[rows_B, n_B], p_BLV.shape[-1], p_BLV))
 
 
@@ -114,13 +116,30 @@ def residual(p_BV: Array, q_BV: Array, scale_B: Array | None = None) -> Array:
 def draw(law_BV: Array, u_B: Array) -> Array:
     """Draw one token from each row by inverse CDF: (B,). A token without mass is never drawn.
 
-    The rows need not be normalised. Sums are float64; u in [0, 1) float64.
+    The rows need not be normalised. Sums are float64; u in [0, 1) float64. Two levels: first a part of the
+    vocabulary, by the sums of all parts, then a token in it.
     """
-    xp = namespace(law_BV)
-    cdf_BV = xp.cumulative_sum(xp.astype(law_BV, xp.float64), axis=-1)
-    threshold_B1 = u_B[:, None] * cdf_BV[:, -1:]
-    below_B = xp.sum(xp.astype(cdf_BV <= threshold_B1, xp.int64), axis=-1)
-    full_B = xp.sum(xp.astype(cdf_BV < cdf_BV[:, -1:], xp.int64), axis=-1)  # the last token that has mass
+    xp, num_rows, vocab_size = namespace(law_BV), law_BV.shape[0], law_BV.shape[1]
+    num_parts = -(-vocab_size // _PART)
+    if vocab_size % _PART:
+        padding = xp.zeros((num_rows, num_parts * _PART - vocab_size), dtype=law_BV.dtype, device=device(law_BV))
+        law_BV = xp.concat([law_BV, padding], axis=1)
+    law_BPX = law_BV.reshape(num_rows, num_parts, _PART)
+    cdf_BP = xp.cumulative_sum(xp.sum(law_BPX, axis=-1, dtype=xp.float64), axis=-1)
+    threshold_B = u_B * cdf_BP[:, -1]
+    part_B = _first_above(cdf_BP, threshold_B)
+    before_B = xp.where(part_B > 0, _row(cdf_BP, xp.clip(part_B - 1, 0, None)), 0.0)
+    cdf_BX = xp.cumulative_sum(xp.astype(_row(law_BPX, part_B), xp.float64), axis=-1)
+    return part_B * _PART + _first_above(cdf_BX, threshold_B - before_B)
+
+
+def _first_above(cdf: Array, threshold_B: Array) -> Array:
+    """Return the first place of each row where the sum exceeds the threshold, or, where rounding leaves none, the last
+    place that has mass: (B,).
+    """
+    xp = namespace(cdf)
+    below_B = xp.sum(xp.astype(cdf <= threshold_B[:, None], xp.int64), axis=-1)
+    full_B = xp.sum(xp.astype(cdf < cdf[:, -1:], xp.int64), axis=-1)
     return xp.where(below_B < full_B, below_B, full_B)
 
 
@@ -133,17 +152,17 @@ def _at(rows_BLV: Array, drafts_BK: Array) -> Array:
 def _row(rows: Array, n_B: Array) -> Array:
     """Return row n of each sequence: (B, …)."""
     xp = namespace(rows)
-    return rows[xp.arange(n_B.shape[0], device=array_api_compat.device(rows)), n_B]
+    return rows[xp.arange(n_B.shape[0], device=device(rows)), n_B]
 
 
 def _real(drafts_BK: Array, num_drafts_B: Array) -> Array:
     xp = namespace(drafts_BK)
-    return xp.arange(drafts_BK.shape[1], device=array_api_compat.device(drafts_BK))[None, :] < num_drafts_B[:, None]
+    return xp.arange(drafts_BK.shape[1], device=device(drafts_BK))[None, :] < num_drafts_B[:, None]
 
 
 def _first_failure(stands_BK: Array) -> Array:
     """Return how many leading entries are true: (B,)."""
     xp = namespace(stands_BK)
     fails_BK = xp.astype(~stands_BK, xp.int64)
-    end_B1 = xp.ones((stands_BK.shape[0], 1), dtype=xp.int64, device=array_api_compat.device(stands_BK))
+    end_B1 = xp.ones((stands_BK.shape[0], 1), dtype=xp.int64, device=device(stands_BK))
     return xp.argmax(xp.concat([fails_BK, end_B1], axis=1), axis=1)

@@ -1,0 +1,157 @@
+"""An engine over toy tables, and what became of its requests: for the tests of the engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.backends.base import Feed, Scores
+from forerun.backends.toy import ToySession
+from forerun.drafters.base import Chosen, Drafter, Drawn, Outcome, Proposal, View
+from forerun.drafters.lm import LMDrafter
+from forerun.drafters.ngram import NgramDrafter
+from forerun.engine.engine import Engine
+from forerun.engine.sequence import Event, Request
+from forerun.types import FinishReason, SpeculationStats, TokenLogprob, TokenTrace
+
+SIZE = 7
+EOS = 6
+TOKEN_BYTES = [b"a", b"b", b"ab", "é".encode()[:1], "é".encode()[1:], b" c", b""]
+
+
+class CheckedSession(ToySession):
+    """A toy session that checks its caller: no feed past the room, and no sequence twice in a pass."""
+
+    def extend(self, feeds: Sequence[Feed], *, taps: Sequence[int] = ()) -> Scores:
+        assert feeds
+        scores = super().extend(feeds, taps=taps)
+        assert self.room() >= 0
+        return scores
+
+    @property
+    def caches(self) -> dict[int, list[int]]:
+        return self._tokens
+
+
+def toy(*, order: int = 2, spread: float = 1.5, seed: int = 0, size: int = SIZE, **limits: int) -> CheckedSession:
+    return CheckedSession(ToySession.random(size, order=order, spread=spread, seed=seed)._logits, **limits)
+
+
+class Scripted:
+    """Drafts what a function of the text says, as point masses."""
+
+    name = "scripted"
+    max_drafts = 64
+
+    def __init__(self, function: Callable[[Sequence[int]], Sequence[int]]) -> None:
+        self._function = function
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Proposal]:
+        return [Chosen(list(self._function(v.tokens))[:budget]) for v, budget in zip(views, budgets, strict=True)]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None: ...
+
+    def fork(self, seq: int, child: int) -> None: ...
+
+    def release(self, seq: int) -> None: ...
+
+
+def everything_in_turn(tokens: Sequence[int]) -> list[int]:
+    """Drafts that are mostly wrong, and that hold every token sooner or later."""
+    return [(tokens[-1] * 3 + len(tokens) + i) % SIZE for i in range(4)]
+
+
+DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
+    "none": lambda: None,
+    "ngram": NgramDrafter,
+    "lm": lambda: LMDrafter(toy(order=1, seed=5), vocab_size=SIZE),
+    "lm that is the target": lambda: LMDrafter(toy(), vocab_size=SIZE),
+    "lm with a wider head": lambda: LMDrafter(toy(order=1, seed=5, size=SIZE + 3), vocab_size=SIZE),
+    "lm with a short context": lambda: LMDrafter(toy(order=1, seed=5, max_len=9), vocab_size=SIZE),
+    "scripted": lambda: Scripted(everything_in_turn),
+}
+
+
+@dataclass
+class Result:
+    """All that the engine said about one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    traces: list[TokenTrace] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    finish_reason: FinishReason | None = None
+    text_end: int | None = None
+    error: str | None = None
+    steps: list[int] = field(default_factory=list)  # tokens of each of its events
+
+    def take(self, event: Event) -> None:
+        assert self.finish_reason is None, "an event after the last one"
+        self.token_ids += [trace.token_id for trace in event.tokens]
+        self.traces += event.tokens
+        self.logprobs += event.logprobs or ()
+        self.stats += event.stats
+        self.finish_reason, self.text_end, self.error = event.finish_reason, event.text_end, event.error
+        self.steps.append(len(event.tokens))
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(TOKEN_BYTES[token] for token in self.token_ids)[: self.text_end]
+
+    @property
+    def outcome(self) -> tuple[Any, ...]:
+        """What must not depend on how it was made."""
+        return tuple(self.token_ids), self.finish_reason, self.text_end
+
+
+def engine_of(drafter: Drafter | None = None, session: ToySession | None = None, **settings: Any) -> Engine:
+    settings = {"token_bytes": TOKEN_BYTES, "end_ids": (EOS,), "k": 3, **settings}
+    return Engine(session or toy(), drafter, **settings)
+
+
+def run(engine: Engine, requests: Sequence[Request], *, joins: Sequence[int] = ()) -> list[Result]:
+    """Run requests to their ends; `joins` tells after how many steps each is added (0 where it is short)."""
+    results: dict[int, Result] = {}
+    order: list[int] = []
+    when = [*joins, *[0] * (len(requests) - len(joins))]
+    pending = sorted(range(len(requests)), key=lambda i: when[i])
+    ids: dict[int, int] = {}
+    step = 0
+    while pending or engine.has_work:
+        while pending and when[pending[0]] <= step:
+            i = pending.pop(0)
+            ids[i] = engine.add(requests[i])
+            results[ids[i]] = Result()
+        for event in engine.step():
+            results[event.request_id].take(event)
+        check_caches(engine)
+        step += 1
+        assert step < 10_000
+    order = [ids[i] for i in range(len(requests))]
+    return [results[i] for i in order]
+
+
+def check_caches(engine: Engine) -> None:
+    """Between rounds the target's cache holds all of a writer's text but the last token, and nothing else."""
+    caches = dict(engine.session.caches)
+    for sequence in engine._scheduler.running:
+        cached = caches.pop(sequence.handle)
+        assert cached == sequence.tokens[: len(cached)]
+        assert len(cached) <= len(sequence.tokens) - 1
+        if len(sequence.tokens) > sequence.num_prompt:
+            assert len(cached) == len(sequence.tokens) - 1
+    for handle, tokens in engine._parked.values():
+        assert caches.pop(handle) == tokens
+    assert not caches, "a handle that nobody holds"
+    if isinstance(engine.drafter, LMDrafter):
+        drafting = set(engine.drafter._handles.values())
+        assert drafting == set(engine.drafter.session.caches)
+        known = {sequence.id for sequence in engine._scheduler.running} | set(engine._parked)
+        assert set(engine.drafter._handles) <= known
+        for seq, handle in engine.drafter._handles.items():
+            assert engine.drafter.session.caches[handle] == engine.drafter._fed[seq]
+
+
+__all__ = [
+    "DRAFTERS", "EOS", "SIZE", "TOKEN_BYTES", "CheckedSession", "Chosen", "Drawn", "Result", "Scripted",
+    "check_caches", "engine_of", "everything_in_turn", "run", "toy",
+]  # fmt: skip
