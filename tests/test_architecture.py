@@ -6,7 +6,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "forerun"
-ORDER = ["cli", "serve", "train", "bench", "engine", "drafters", "backends", "models", "sampling", "config", "types", "errors"]
+ORDER = [
+    "cli",
+    "serve",
+    "train",
+    "bench",
+    "engine",
+    "drafters",
+    "backends",
+    "models",
+    "sampling",
+    "config",
+    "types",
+    "errors",
+]
 TORCH_PLACES = ("backends/torch", "backends/transformers", "train/", "bench/peers")
 WHOLE = {"__init__", "__main__"}  # the package's own face may import anything below the command line
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

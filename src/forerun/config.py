@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from forerun.errors import OptionError
 from forerun.types import VERIFY_RULES, Verify
 
-Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+Dtype = Literal["auto", "fp32", "bf16", "fp16", "q8", "q4"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 
@@ -22,6 +22,7 @@ class Config:
     verify: Verify = "block"
     dtype: Dtype = "auto"
     device: str = "auto"
+    backend: str = "auto"  # cpu: our own kernels; torch
     drafter_device: str | None = None  # None: the target's
     threads: int | None = None  # None: the cores that this process may use
     cache_dir: Path | None = None  # None: the user's cache folder

@@ -1,7 +1,7 @@
 """Exact laws of what a round emits, by enumeration of all drafts and all outcomes of the uniforms.
 
 A rule reads its uniforms through comparisons only, so the unit cube falls into finitely many cells in which its
-verdict is constant. The cells are found by bisection of the rule itself, to the last bit: nothing here knows a formula
+verdict is constant. The cells are found by bisection of the rule itself, to 1e-13: nothing here knows a formula
 of any rule. Each cell is entered once, at its middle, and weighs as much as it is large; `check_cells` looks at more
 points of each.
 
@@ -161,7 +161,7 @@ def _edges(rule: Rule, p_NLV: np.ndarray, drafting: Drafting) -> np.ndarray:
     changing = np.nonzero(differ(at_low, verdict_at(np.full(len(owner), TOP), everywhere)))[0]
     at_low = Verdict(at_low.num_accepted_B[changing], at_low.law_BV[changing])
     low, high = np.zeros(len(changing)), np.ones(len(changing))
-    for _ in range(54):
+    for _ in range(44):
         middle = (low + high) / 2
         above = differ(at_low, verdict_at(middle, changing))
         low, high = np.where(above, low, middle), np.where(above, middle, high)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from forerun.backends.base import Feed, Session
 from forerun.drafters.base import NOTHING, Chosen, Drawn, Outcome, Proposal, View
 from forerun.errors import EngineError, OptionError
-from forerun.sampling.arrays import Array, like, namespace
+from forerun.sampling.arrays import Array, like, namespace, on_host
 from forerun.sampling.laws import Row, laws
 from forerun.sampling.streams import Role
 from forerun.sampling.verify import draw, race
@@ -59,7 +59,7 @@ class LMDrafter:
             pending = tokens[self.session.length(handle) :] if step == 0 else tokens
             self._fed[draft.view.seq] += pending
             feeds.append(Feed(handle, pending, num_logits=1))
-        logits_BV = self.session.extend(feeds).logits[:, : self._vocab_size]
+        logits_BV = on_host(self.session.extend(feeds).logits[:, : self._vocab_size])
         drafts, q_BV = _laws(drafts, logits_BV, step)
         for draft, token, q_V in zip(drafts, self._choose(q_BV, drafts, step), q_BV, strict=True):
             draft.tokens.append(token)

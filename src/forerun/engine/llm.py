@@ -58,7 +58,12 @@ class LLM:
         def open_model(name: str, device: str, cache_tokens: int | None) -> tuple[Checkpoint, Session]:
             checkpoint = load_checkpoint(name, cache_dir=config.cache_dir, offline=config.offline, progress=progress)
             session = open_session(
-                checkpoint, dtype=config.dtype, device=device, threads=config.threads, cache_tokens=cache_tokens
+                checkpoint,
+                dtype=config.dtype,
+                device=device,
+                threads=config.threads,
+                cache_tokens=cache_tokens,
+                backend=config.backend,
             )
             return checkpoint, session
 
@@ -395,6 +400,7 @@ def _resolved(config: Config, session: Session) -> Config:
     return replace(
         config,
         dtype=getattr(session, "dtype", config.dtype),
+        backend=getattr(session, "backend", config.backend),
         device=str(getattr(session, "device", config.device)),
         threads=config.threads or available_cores(),
     )

@@ -13,7 +13,7 @@ from forerun.drafters.base import NOTHING, Drafter, Drawn, Proposal
 from forerun.engine.sequence import Work
 from forerun.errors import EngineError
 from forerun.sampling import verify
-from forerun.sampling.arrays import Array, like, namespace, top_values
+from forerun.sampling.arrays import Array, like, namespace, on_host, top_values
 from forerun.sampling.laws import Row, laws, log_softmax
 from forerun.sampling.streams import Role
 from forerun.types import TokenLogprob
@@ -62,7 +62,7 @@ def extend(plan: Sequence[Work], proposals: Sequence[Proposal], session: Session
         pending = sequence.tokens[sequence.num_cached : sequence.num_cached + work.num_tokens]
         num_logits = len(proposal.tokens) + 1 if work.writes else 0
         feeds.append(Feed(sequence.handle, [*pending, *proposal.tokens], num_logits))
-    return session.extend(feeds).logits
+    return on_host(session.extend(feeds).logits)
 
 
 def judge(

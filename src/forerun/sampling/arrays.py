@@ -26,6 +26,16 @@ def like(values: Any, x: Array, dtype: Any = None) -> Array:
     return xp.asarray(values, dtype=dtype, device=array_api_compat.device(x))
 
 
+def on_host(x: Array) -> Array:
+    """Return a torch tensor of the CPU as a float32 numpy array, where the compiled twins can work; others as they are.
+
+    Memory is shared where the type is right already.
+    """
+    if array_api_compat.is_torch_array(x) and array_api_compat.device(x).type == "cpu":
+        return x.float().numpy()
+    return x
+
+
 def top_values(x_RV: Array, k: int) -> Array:
     """Return the k largest values of each row, largest first: (R, k)."""
     if array_api_compat.is_torch_array(x_RV):

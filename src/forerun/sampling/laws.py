@@ -17,6 +17,7 @@ import array_api_compat
 import numpy as np
 
 from forerun.errors import EngineError
+from forerun.sampling import kernels
 from forerun.sampling.arrays import Array, like, namespace, one_hot, top_values
 from forerun.sampling.constraints import Constraint, Path, constraints_for
 from forerun.sampling.streams import Stream
@@ -70,7 +71,7 @@ def laws(logits_RV: Array, rows: Sequence[Row]) -> Array:
     greedy = [p.temperature == 0.0 for p in params]
     if all(greedy):
         return one_hot(xp.argmax(x_RV, axis=-1), x_RV.shape[-1], x_RV)
-    p_RV = _sampled(x_RV, highest_R, params)
+    p_RV = (_sampled_compiled if kernels.usable(x_RV) else _sampled)(x_RV, highest_R, params)
     if any(greedy):
         greedy_R1 = like(greedy, x_RV)[:, None]
         p_RV = xp.where(greedy_R1, one_hot(xp.argmax(x_RV, axis=-1), x_RV.shape[-1], x_RV), p_RV)
@@ -117,13 +118,25 @@ def _sampled(x_RV: Array, highest_R: Array, params: Sequence[SamplingParams]) ->
     return w_RV / xp.sum(w_RV, axis=-1, keepdims=True)
 
 
+def _sampled_compiled(x_RV: Array, highest_R: Array, params: Sequence[SamplingParams]) -> Array:
+    """The same by the compiled twin."""
+    return kernels.laws(
+        x_RV,
+        highest_R,
+        temperatures=[_divisor(p.temperature) for p in params],
+        top_ks=[min(p.top_k, x_RV.shape[-1]) for p in params],
+        top_ps=[p.top_p for p in params],
+        min_ps=[p.min_p for p in params],
+    )
+
+
 def _divisor(temperature: float) -> float:
     """Return the temperature within the range of float32, beyond which it makes no difference; 1 where greedy."""
     return min(max(temperature, 1e-30), 1e30) if temperature else 1.0
 
 
 def _keep(w_RV: Array, threshold_R: Array) -> Array:
-    return namespace(w_RV).where(w_RV >= threshold_R[:, None], w_RV, 0.0)
+    return w_RV * (w_RV >= threshold_R[:, None])  # several times faster than `where`; all are finite
 
 
 def _top_k_threshold(w_RV: Array, ks: Sequence[int]) -> Array:

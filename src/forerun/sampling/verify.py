@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from array_api_compat import device
 
+from forerun.sampling import kernels
 from forerun.sampling.arrays import namespace, one_hot
 
 Array = Any
@@ -74,8 +75,7 @@ def block_rule(p_BLV: Array, q_BLV: Array, drafts_BK: Array, num_drafts_B: Array
     for i in range(num_rows - 1):
         prefix_BL.append(xp.clip(prefix_BL[-1] * ratio_BK[:, i], 0.0, 1.0))
     P_BL = xp.stack(prefix_BL, axis=1)
-    surplus_BLV = xp.clip(xp.astype(P_BL, p_BLV.dtype)[..., None] * p_BLV - q_BLV, 0.0, None)
-    A_BL = xp.sum(surplus_BLV, axis=-1, dtype=xp.float64)
+    A_BL = (kernels.surplus if kernels.usable(p_BLV, q_BLV) else surplus)(p_BLV, q_BLV, P_BL)
     denominator_BL = A_BL + 1.0 - P_BL
     last_BL = xp.arange(num_rows, device=device(P_BL))[None, :] == num_drafts_B[:, None]
     h_BL = xp.where(denominator_BL > 0, A_BL / xp.where(denominator_BL > 0, denominator_BL, 1.0), 1.0)
@@ -106,6 +106,13 @@ def race(p: Array, noise: Array) -> Array:
     return namespace(p).argmax(p / noise, axis=-1)
 
 
+def surplus(p_BLV: Array, q_BLV: Array, scale_BL: Array) -> Array:
+    """Return the mass of max(scale·p - q, 0) in each row: (B, L) float64."""
+    xp = namespace(p_BLV)
+    left_BLV = xp.clip(xp.astype(scale_BL, p_BLV.dtype)[..., None] * p_BLV - q_BLV, 0.0, None)
+    return xp.sum(left_BLV, axis=-1, dtype=xp.float64)
+
+
 def residual(p_BV: Array, q_BV: Array, scale_B: Array | None = None) -> Array:
     """Return max(scale·p - q, 0), not normalised; where rounding leaves no mass, p itself: (B, V)."""
     xp = namespace(p_BV)
@@ -119,6 +126,8 @@ def draw(law_BV: Array, u_B: Array) -> Array:
     The rows need not be normalised. Sums are float64; u in [0, 1) float64. Two levels: first a part of the
     vocabulary, by the sums of all parts, then a token in it.
     """
+    if kernels.usable(law_BV):
+        return kernels.draw(law_BV, u_B)
     xp, num_rows, vocab_size = namespace(law_BV), law_BV.shape[0], law_BV.shape[1]
     num_parts = -(-vocab_size // _PART)
     if vocab_size % _PART:

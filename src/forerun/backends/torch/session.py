@@ -37,6 +37,8 @@ class TorchSession:
     `weight_bytes`: what a pass over one row reads. `held_bytes`: what all weights take in memory.
     """
 
+    backend = "torch"
+
     def __init__(
         self,
         checkpoint: Source,

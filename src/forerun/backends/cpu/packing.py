@@ -1,0 +1,159 @@
+"""From the tensors of a checkpoint to the matrices that the kernels read (native/kernels.h has the layout).
+
+Which kind a tensor becomes:
+
+    in the file                    auto     q8       q4       bf16
+    Q4_0, Q4_1                     as is    as is    as is    BF16
+    Q8_0                           as is    as is    Q4_1     BF16
+    Q4_K                           Q4_1     Q4_1     Q4_1     BF16     (scales rounded to fp16, quants as they are)
+    Q5_*, Q6_K, other quantised    Q8_0     Q8_0     Q4_1     BF16
+    F32, F16, BF16                 BF16     Q8_0     Q4_1     BF16
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from forerun.models.tensorfile import RawTensor
+
+TILE, BLOCK = 16, 32
+_ALIGN = 64
+_FLOATS = ("F32", "F16", "BF16")
+
+
+class Kind(IntEnum):
+    """Kinds of packed matrices, as in native/kernels.h."""
+
+    Q4_0 = 0
+    Q4_1 = 1
+    Q8_0 = 2
+    BF16 = 3
+
+
+@dataclass
+class Matrix:
+    """A packed matrix: (outputs, inputs), inputs padded to whole blocks."""
+
+    kind: Kind
+    outputs: int
+    inputs: int
+    quants: np.ndarray  # uint8
+    scales: np.ndarray  # uint16, the bits of fp16; empty for BF16
+    minima: np.ndarray  # uint16, the bits of fp16; Q4_1 only
+
+    @property
+    def nbytes(self) -> int:
+        return self.quants.nbytes + self.scales.nbytes + self.minima.nbytes
+
+    def to_float32(self) -> np.ndarray:
+        """Return the values that the kernels compute with: (outputs, inputs)."""
+        tiles = -(-self.outputs // TILE)
+        values: np.ndarray
+        if self.kind is Kind.BF16:
+            bits = self.quants.view(np.uint16).reshape(tiles, self.inputs, TILE).astype(np.uint32) << 16
+            values = bits.view(np.float32).swapaxes(1, 2)
+            return values.reshape(tiles * TILE, -1)[: self.outputs]
+        blocks = self.inputs // BLOCK
+        if self.kind is Kind.Q8_0:
+            quants = self.quants.reshape(tiles, blocks, 8, TILE, 4).astype(np.float32) - 128
+        else:
+            both = self.quants.reshape(tiles, blocks, 4, TILE, 4)
+            quants = np.concatenate([both & 15, both >> 4], axis=2).astype(np.float32)
+            if self.kind is Kind.Q4_0:
+                quants -= 8
+        values = quants.transpose(0, 3, 1, 2, 4).reshape(tiles, TILE, blocks, BLOCK)
+        values *= _cells(self.scales, tiles, blocks)
+        if self.kind is Kind.Q4_1:
+            values += _cells(self.minima, tiles, blocks)
+        return values.reshape(tiles * TILE, -1)[: self.outputs]
+
+
+def _cells(halves: np.ndarray, tiles: int, blocks: int) -> np.ndarray:
+    cells: np.ndarray = halves.view(np.float16).astype(np.float32).reshape(tiles, blocks, TILE, 1).swapaxes(1, 2)
+    return cells
+
+
+def choose_kind(stored: str, dtype: str) -> Kind:
+    """Return what a tensor of the kind `stored` becomes under `dtype` (auto, q8, q4 or bf16)."""
+    if dtype == "bf16" or (dtype == "auto" and stored in _FLOATS):
+        return Kind.BF16
+    if stored in ("Q4_0", "Q4_1"):
+        return Kind[stored]
+    if stored == "Q4_K" or dtype == "q4":
+        return Kind.Q4_1
+    return Kind.Q8_0
+
+
+def pack_matrix(native: Any, tensor: RawTensor, kind: Kind, *, row_map: np.ndarray, column_map: np.ndarray) -> Matrix:
+    """Pack a tensor (out, in). Output o is its row `row_map[o]`, input i its column `column_map[i]`; -1: zeros.
+
+    `native` is the compiled module or its numpy twin.
+    """
+    num_inputs = -(-len(column_map) // BLOCK) * BLOCK
+    whole = len(column_map) == num_inputs and np.array_equal(column_map, np.arange(tensor.shape[1]))
+    if whole and tensor.kind == kind.name:
+        rows = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(tensor.shape[0], -1)
+    elif whole and tensor.kind == "Q4_K" and kind is Kind.Q4_1:
+        rows = q4_k_to_q4_1(tensor.data)
+    else:
+        values = tensor.to_float32()
+        padded = np.zeros((tensor.shape[0], num_inputs), dtype=np.float32)
+        used = np.flatnonzero(column_map >= 0)
+        padded[:, used] = values[:, column_map[used]]
+        rows = _encode(native, padded, kind)
+    matrix = _empty(kind, len(row_map), num_inputs)
+    native.pack(int(kind), rows, row_map.astype(np.int64), num_inputs, matrix.quants, matrix.scales, matrix.minima)
+    return matrix
+
+
+def _encode(native: Any, values: np.ndarray, kind: Kind) -> np.ndarray:
+    """Return rows of GGUF blocks, or of bf16 rounded to nearest even, as bytes."""
+    if kind is Kind.BF16:
+        bits = values.view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return rounded.astype(np.uint16).view(np.uint8).reshape(len(values), -1)
+    block_bytes = 34 if kind is Kind.Q8_0 else 20
+    blocks = np.empty((len(values), values.shape[1] // BLOCK * block_bytes), dtype=np.uint8)
+    native.quantise(int(kind), values, blocks)
+    return blocks
+
+
+def q4_k_to_q4_1(data: np.ndarray) -> np.ndarray:
+    """Turn rows of Q4_K super-blocks (256 inputs, 144 bytes) into rows of Q4_1 blocks: the same quants, each block's
+    scale and minimum multiplied out and rounded to fp16.
+    """
+    blocks = np.ascontiguousarray(data).reshape(-1, 144)
+    halves = blocks[:, :4].copy().view(np.float16).astype(np.float32)  # d, dmin
+    packed, quants = blocks[:, 4:16], blocks[:, 16:].reshape(-1, 4, 32)
+    low, high, top = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([low & 63, (top & 15) | (low >> 6 << 4)], axis=1)
+    minima = np.concatenate([high & 63, (top >> 4) | (high >> 6 << 4)], axis=1)
+    out = np.empty((len(blocks), 8, 20), dtype=np.uint8)
+    out[:, :, 0:2] = (halves[:, :1] * scales).astype(np.float16)[..., None].view(np.uint8)
+    out[:, :, 2:4] = (-halves[:, 1:] * minima).astype(np.float16)[..., None].view(np.uint8)
+    nibbles = np.stack([quants & 15, quants >> 4], axis=2).reshape(-1, 8, 32)  # block 2i: low, block 2i + 1: high
+    out[:, :, 4:] = nibbles[..., :16] | (nibbles[..., 16:] << 4)
+    return out.reshape(len(data), -1)
+
+
+def _empty(kind: Kind, outputs: int, inputs: int) -> Matrix:
+    """Allocate a matrix, its buffers aligned to cache lines."""
+    tiles, blocks = -(-outputs // TILE), inputs // BLOCK
+    cells = tiles * blocks * TILE
+    if kind is Kind.BF16:
+        return Matrix(kind, outputs, inputs, _buffer(tiles * TILE * inputs * 2), _halves(0), _halves(0))
+    quant_bytes = cells * (BLOCK if kind is Kind.Q8_0 else BLOCK // 2)
+    minima = _halves(cells if kind is Kind.Q4_1 else 0)
+    return Matrix(kind, outputs, inputs, _buffer(quant_bytes), _halves(cells), minima)
+
+
+def _buffer(nbytes: int) -> np.ndarray:
+    raw = np.empty(nbytes + _ALIGN, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGN
+    return raw[start : start + nbytes]
+
+
+def _halves(count: int) -> np.ndarray:
+    return _buffer(2 * count).view(np.uint16)

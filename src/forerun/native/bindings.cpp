@@ -1,0 +1,212 @@
+// The Python face of the engine: `_native`. It checks nothing that `backends/cpu` has checked already.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "decoder.h"
+#include "pack.h"
+#include "sampling.h"
+#include "select.h"
+
+namespace nb = nanobind;
+using namespace forerun;
+
+namespace {
+
+const Kernels& kernels_for(const std::string& isa) {
+  const Kernels* kernels = select_kernels(isa.c_str());
+  if (!kernels) throw std::invalid_argument("this processor can't run the kernels '" + isa + "'");
+  return *kernels;
+}
+
+template <class T> using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+
+Matrix matrix_from(nb::handle object) {
+  Matrix m{};
+  m.kind = Kind(nb::cast<int>(object.attr("kind")));
+  m.outputs = nb::cast<int>(object.attr("outputs"));
+  m.inputs = nb::cast<int>(object.attr("inputs"));
+  m.quants = nb::cast<Array<const uint8_t>>(object.attr("quants")).data();
+  m.scales = nb::cast<Array<const uint16_t>>(object.attr("scales")).data();
+  m.minima = nb::cast<Array<const uint16_t>>(object.attr("minima")).data();
+  return m;
+}
+
+const float* vector_from(const nb::dict& layer, const char* name) {
+  return layer.contains(name) ? nb::cast<Array<const float>>(layer[name]).data() : nullptr;
+}
+
+LayerWeights layer_from(const nb::dict& layer) {
+  LayerWeights w;
+  w.q = matrix_from(layer["q"]);
+  w.k = matrix_from(layer["k"]);
+  w.v = matrix_from(layer["v"]);
+  w.o = matrix_from(layer["o"]);
+  w.gate = matrix_from(layer["gate"]);
+  w.up = matrix_from(layer["up"]);
+  w.down = matrix_from(layer["down"]);
+  w.attn_norm = vector_from(layer, "attn_norm");
+  w.mlp_norm = vector_from(layer, "mlp_norm");
+  w.post_attn_norm = vector_from(layer, "post_attn_norm");
+  w.post_mlp_norm = vector_from(layer, "post_mlp_norm");
+  w.q_norm = vector_from(layer, "q_norm");
+  w.k_norm = vector_from(layer, "k_norm");
+  w.q_bias = vector_from(layer, "q_bias");
+  w.k_bias = vector_from(layer, "k_bias");
+  w.v_bias = vector_from(layer, "v_bias");
+  w.o_bias = vector_from(layer, "o_bias");
+  w.gate_bias = vector_from(layer, "gate_bias");
+  w.up_bias = vector_from(layer, "up_bias");
+  w.down_bias = vector_from(layer, "down_bias");
+  w.window = nb::cast<int>(layer["window"]);
+  w.rope = nb::cast<int>(layer["rope"]);
+  return w;
+}
+
+// Owns references to the arrays that the decoder reads.
+class Model {
+ public:
+  Model(const std::string& isa, const nb::dict& config, const nb::list& layers, nb::object embed, nb::object head,
+        Array<const float> norm, int threads)
+      : kept_(nb::make_tuple(layers, embed, head)), norm_(norm) {
+    const Kernels* kernels = &kernels_for(isa);
+    Config c{};
+    c.vocab_size = nb::cast<int>(config["vocab_size"]);
+    c.hidden = nb::cast<int>(config["hidden"]);
+    c.intermediate = nb::cast<int>(config["intermediate"]);
+    c.num_heads = nb::cast<int>(config["num_heads"]);
+    c.num_kv_heads = nb::cast<int>(config["num_kv_heads"]);
+    c.head_dim = nb::cast<int>(config["head_dim"]);
+    c.rotary_dim = nb::cast<int>(config["rotary_dim"]);
+    c.norm_eps = nb::cast<float>(config["norm_eps"]);
+    c.attention_scale = nb::cast<float>(config["attention_scale"]);
+    c.attention_softcap = nb::cast<float>(config["attention_softcap"]);
+    c.logit_softcap = nb::cast<float>(config["logit_softcap"]);
+    c.embed_scale = nb::cast<float>(config["embed_scale"]);
+    c.activation = Activation(nb::cast<int>(config["activation"]));
+    std::vector<LayerWeights> weights;
+    for (nb::handle layer : layers) weights.push_back(layer_from(nb::cast<nb::dict>(layer)));
+    decoder_ = std::make_unique<Decoder>(kernels, c, std::move(weights), matrix_from(embed), matrix_from(head),
+                                         norm_.data(), threads);
+    hidden_ = c.hidden;
+  }
+
+  // feeds: (num_feeds, 3) of first row, rows, cached; pages: all page tables one after the other
+  void run(Array<const int32_t> tokens, Array<const int32_t> positions, std::vector<Array<const float>> cosines,
+           std::vector<Array<const float>> sines, Array<const int32_t> feeds, Array<const int64_t> pages,
+           Array<const uint8_t> trees, Array<const int32_t> wanted, Array<float> logits,
+           Array<const int32_t> tap_layers, Array<float> taps) {
+    Pass pass{};
+    pass.num_rows = int(tokens.shape(0));
+    pass.num_feeds = int(feeds.shape(0));
+    pass.num_wanted = int(wanted.shape(0));
+    pass.tokens = tokens.data();
+    pass.positions = positions.data();
+    std::vector<const float*> c, s;
+    for (const auto& table : cosines) c.push_back(table.data());
+    for (const auto& table : sines) s.push_back(table.data());
+    pass.cosines = c.data();
+    pass.sines = s.data();
+    std::vector<Feed> list;
+    const int64_t* page = pages.data();
+    const uint8_t* tree = trees.shape(0) ? trees.data() : nullptr;
+    for (int f = 0; f < pass.num_feeds; ++f) {
+      const int32_t* row = feeds.data() + size_t(f) * 4;
+      list.push_back({row[0], row[1], row[2], row[3] ? tree : nullptr, page});
+      page += (row[1] + row[2] + kPage - 1) / kPage;
+      if (row[3]) tree += size_t(row[1]) * row[1];
+    }
+    pass.feeds = list.data();
+    pass.wanted = wanted.data();
+    pass.logits = logits.data();
+    pass.num_taps = int(tap_layers.shape(0));
+    pass.tap_layers = tap_layers.data();
+    pass.taps = taps.data();
+    nb::gil_scoped_release release;
+    decoder_->run(pass);
+  }
+
+  int64_t new_page() { return decoder_->new_page(); }
+  void free_page(int64_t page) { decoder_->free_page(page); }
+  void copy_page(int64_t from, int64_t to) { decoder_->copy_page(from, to); }
+  size_t page_bytes() const { return decoder_->page_bytes(); }
+  void move_slot(Array<const int64_t> pages, int from, int to) { decoder_->move_slot(pages.data(), from, to); }
+
+ private:
+  nb::tuple kept_;
+  Array<const float> norm_;
+  std::unique_ptr<Decoder> decoder_;
+  int hidden_ = 0;
+};
+
+void pack_rows(int kind, Array<const uint8_t> source, Array<const int64_t> row_map, int inputs, Array<uint8_t> quants,
+               Array<uint16_t> scales, Array<uint16_t> minima) {
+  nb::gil_scoped_release release;
+  pack(Kind(kind), source.data(), int64_t(source.shape(1)), row_map.data(), int(row_map.shape(0)), inputs,
+       quants.data(), scales.data(), minima.data());
+}
+
+void quantise_rows(int kind, Array<const float> rows, Array<uint8_t> blocks) {
+  nb::gil_scoped_release release;
+  quantise(Kind(kind), rows.data(), int64_t(rows.shape(0)), int(rows.shape(1)), blocks.data());
+}
+
+// (R, V) logits to (R, V) laws; by row: largest logit, temperature, top-k, top-p, min-p
+void laws(const std::string& isa, Array<const float> x, Array<const float> highest, Array<const float> divisors,
+          Array<const int32_t> top_ks, Array<const double> top_ps, Array<const float> min_ps, Array<float> p) {
+  const Kernels& kernels = kernels_for(isa);
+  const size_t n = x.shape(1);
+  nb::gil_scoped_release release;
+  for (size_t row = 0; row < x.shape(0); ++row) {
+    const Transforms t{highest.data()[row], divisors.data()[row], top_ks.data()[row], top_ps.data()[row],
+                       min_ps.data()[row]};
+    law(kernels, x.data() + row * n, int(n), t, p.data() + row * n);
+  }
+}
+
+// (N, V) rows of p and q, (N,) scales to (N,) masses of max(scale p - q, 0)
+void surplus_rows(const std::string& isa, Array<const float> p, Array<const float> q, Array<const float> scales,
+                  Array<double> out) {
+  const Kernels& kernels = kernels_for(isa);
+  const size_t n = p.shape(1);
+  nb::gil_scoped_release release;
+  for (size_t row = 0; row < p.shape(0); ++row) {
+    out.data()[row] = surplus(kernels, p.data() + row * n, q.data() + row * n, scales.data()[row], int(n));
+  }
+}
+
+// one token from each row of (B, V) laws
+void draw_rows(const std::string& isa, Array<const float> laws, Array<const double> uniforms, Array<int64_t> out) {
+  const Kernels& kernels = kernels_for(isa);
+  const size_t n = laws.shape(1);
+  nb::gil_scoped_release release;
+  for (size_t row = 0; row < laws.shape(0); ++row) {
+    out.data()[row] = draw(kernels, laws.data() + row * n, uniforms.data()[row], int(n));
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.attr("PAGE") = kPage;
+  m.def("instruction_sets", &available_sets, "Names of the kernels that this processor can run, best first.");
+  m.def("pack", &pack_rows, nb::arg("kind"), nb::arg("source"), nb::arg("row_map"), nb::arg("inputs"),
+        nb::arg("quants"), nb::arg("scales"), nb::arg("minima"));
+  m.def("quantise", &quantise_rows, nb::arg("kind"), nb::arg("rows"), nb::arg("blocks"));
+  m.def("laws", &laws);
+  m.def("surplus", &surplus_rows);
+  m.def("draw", &draw_rows);
+  nb::class_<Model>(m, "Model")
+      .def(nb::init<const std::string&, const nb::dict&, const nb::list&, nb::object, nb::object, Array<const float>, int>())
+      .def("run", &Model::run)
+      .def("new_page", &Model::new_page)
+      .def("free_page", &Model::free_page)
+      .def("copy_page", &Model::copy_page)
+      .def("move_slot", &Model::move_slot)
+      .def_prop_ro("page_bytes", &Model::page_bytes);
+}

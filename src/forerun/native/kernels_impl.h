@@ -1,0 +1,394 @@
+// The kernels, written once over a vector of 16 lanes. Included by one source file for each instruction set, which
+// defines `struct S` before. No library code here: what is inlined must not leak out of that source file.
+#include "kernels.h"
+
+namespace forerun {
+namespace {
+
+using F = S::F;
+using I = S::I;
+
+inline float half_to_float(uint16_t h) {
+  union { uint32_t u; float f; } out, magic;
+  const uint32_t sign = uint32_t(h & 0x8000u) << 16;
+  const uint32_t rest = uint32_t(h & 0x7fffu);
+  if (rest >= 0x7c00u) {
+    out.u = sign | 0x7f800000u | ((rest & 0x3ffu) << 13);
+  } else if (rest >= 0x400u) {
+    out.u = sign | ((rest + (112u << 10)) << 13);
+  } else {
+    magic.u = 113u << 23;       // a subnormal: let the subtraction normalise it
+    out.u = (113u << 23) | (rest << 13);
+    out.f -= magic.f;
+    out.u |= sign;
+  }
+  return out.f;
+}
+
+inline float bits_to_float(uint32_t u) {
+  union { uint32_t u; float f; } x;
+  x.u = u;
+  return x.f;
+}
+
+// e^x to about 1 ulp: 2^n times a polynomial of degree 6 on [-ln2/2, ln2/2]. Below -87 it is 0.
+inline F exp_lanes(F x) {
+  const F low = S::set1(-87.0f), high = S::set1(88.0f);
+  const F clipped = S::min(S::max(x, low), high);
+  const F n = S::round(S::mul(clipped, S::set1(1.44269504088896341f)));
+  F r = S::fma(n, S::set1(-0.693359375f), clipped);
+  r = S::fma(n, S::set1(2.12194440e-4f), r);
+  F p = S::set1(1.9875691500e-4f);
+  p = S::fma(p, r, S::set1(1.3981999507e-3f));
+  p = S::fma(p, r, S::set1(8.3334519073e-3f));
+  p = S::fma(p, r, S::set1(4.1665795894e-2f));
+  p = S::fma(p, r, S::set1(1.6666665459e-1f));
+  p = S::fma(p, r, S::set1(5.0000001201e-1f));
+  const F y = S::add(S::fma(p, S::mul(r, r), r), S::set1(1.0f));
+  return S::zero_below(S::scale_pow2(y, n), x, low);
+}
+
+inline F sigmoid_lanes(F x) {
+  return S::div(S::set1(1.0f), S::add(S::set1(1.0f), exp_lanes(S::sub(S::zero(), x))));
+}
+
+inline F tanh_lanes(F x) {      // 2 sigmoid(2x) - 1
+  return S::fma(S::set1(2.0f), sigmoid_lanes(S::add(x, x)), S::set1(-1.0f));
+}
+
+void rms_norm(const float* x, const float* weight, float* out, int n, float eps) {
+  F sum = S::zero();
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const F v = S::load(x + i);
+    sum = S::fma(v, v, sum);
+  }
+  float total = S::hsum(sum);
+  for (int j = i; j < n; ++j) total = S::fma1(x[j], x[j], total);
+  const float scale = 1.0f / S::sqrt1(total / float(n) + eps);
+  const F scales = S::set1(scale);
+  for (i = 0; i + 16 <= n; i += 16) S::store(out + i, S::mul(S::mul(S::load(x + i), scales), S::load(weight + i)));
+  for (; i < n; ++i) out[i] = (x[i] * scale) * weight[i];
+}
+
+void quantize(const float* x, int n, int8_t* quants, float* scales, int32_t* sums) {
+  for (int b = 0; b < n / kBlock; ++b) {
+    const float* v = x + b * kBlock;
+    const F lo = S::load(v), hi = S::load(v + 16);
+    const float most = S::hmax(S::max(S::abs(lo), S::abs(hi)));
+    const float scale = most / 127.0f;
+    const F inverse = S::set1(most > 0.0f ? 127.0f / most : 0.0f);
+    scales[b] = scale;
+    sums[b] = S::store_i8(quants + b * kBlock, S::round(S::mul(lo, inverse)), S::round(S::mul(hi, inverse)));
+  }
+}
+
+// R rows of one tile of a quantised matrix.
+template <Kind K, int R>
+inline void tile_rows(const Matrix& w, const Rows& x, int row, int tile, F (&acc)[R]) {
+  constexpr int kBytes = K == kQ8_0 ? 512 : 256;
+  const int blocks = w.blocks();
+  const uint8_t* quants = w.quants + size_t(tile) * blocks * kBytes;
+  const uint16_t* scales = w.scales + size_t(tile) * blocks * kTile;
+  const uint16_t* minima = K == kQ4_1 ? w.minima + size_t(tile) * blocks * kTile : nullptr;
+  const int8_t* a[R];
+  const float* a_scale[R];
+  const int32_t* a_sum[R];
+  for (int r = 0; r < R; ++r) {
+    a[r] = x.quants + size_t(row + r) * x.n;
+    a_scale[r] = x.scales + size_t(row + r) * (x.n / kBlock);
+    a_sum[r] = x.sums + size_t(row + r) * (x.n / kBlock);
+    acc[r] = S::zero();
+  }
+  constexpr int kBias = K == kQ8_0 ? S::kQ8Bias : K == kQ4_0 ? 8 : 0;
+  for (int b = 0; b < blocks; ++b, quants += kBytes, scales += kTile) {
+    I dot[R];
+    for (int r = 0; r < R; ++r) dot[r] = kBias ? S::iset1(-kBias * a_sum[r][b]) : S::izero();
+    if constexpr (K == kQ8_0) {
+      for (int g = 0; g < 8; ++g) {
+        const typename S::B bytes = S::load_q8(quants + g * 64);
+        for (int r = 0; r < R; ++r) dot[r] = S::dot_q8(dot[r], bytes, a[r] + b * kBlock + g * 4);
+      }
+    } else {
+      for (int g = 0; g < 4; ++g) {
+        typename S::B low, high;
+        S::load_q4(quants + g * 64, low, high);
+        for (int r = 0; r < R; ++r) {
+          dot[r] = S::dot_q4(dot[r], low, a[r] + b * kBlock + g * 4);
+          dot[r] = S::dot_q4(dot[r], high, a[r] + b * kBlock + (g + 4) * 4);
+        }
+      }
+    }
+    const F scale = S::load_f16(scales);
+    for (int r = 0; r < R; ++r) {
+      acc[r] = S::fma(S::convert(dot[r]), S::mul(scale, S::set1(a_scale[r][b])), acc[r]);
+    }
+    if constexpr (K == kQ4_1) {
+      const F minimum = S::load_f16(minima);
+      minima += kTile;
+      for (int r = 0; r < R; ++r) acc[r] = S::fma(minimum, S::set1(a_scale[r][b] * float(a_sum[r][b])), acc[r]);
+    }
+  }
+}
+
+template <int R>
+inline void tile_rows_bf16(const Matrix& w, const Rows& x, int row, int tile, F (&acc)[R]) {
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(w.quants) + size_t(tile) * w.inputs * kTile;
+  const float* a[R];
+  for (int r = 0; r < R; ++r) {
+    a[r] = x.values + size_t(row + r) * x.n;
+    acc[r] = S::zero();
+  }
+  for (int i = 0; i < w.inputs; ++i) {
+    const F column = S::load_bf16(weights + size_t(i) * kTile);
+    for (int r = 0; r < R; ++r) acc[r] = S::fma(column, S::set1(a[r][i]), acc[r]);
+  }
+}
+
+template <Kind K, int R>
+inline void tile_chunk(const Matrix& w, const Rows& x, int row, int tile, float* out, int stride, bool add) {
+  F acc[R];
+  if constexpr (K == kBF16) {
+    tile_rows_bf16<R>(w, x, row, tile, acc);
+  } else {
+    tile_rows<K, R>(w, x, row, tile, acc);
+  }
+  const int first = tile * kTile, left = w.outputs - first;
+  for (int r = 0; r < R; ++r) {
+    float* to = out + size_t(row + r) * stride + first;
+    if (left >= kTile) {
+      S::store(to, add ? S::add(S::load(to), acc[r]) : acc[r]);
+    } else {
+      float lanes[kTile];
+      S::store(lanes, acc[r]);
+      for (int i = 0; i < left; ++i) to[i] = add ? to[i] + lanes[i] : lanes[i];
+    }
+  }
+}
+
+template <Kind K>
+void matmul_kind(const Matrix& w, const Rows& x, int num_rows, float* out, int stride, int begin, int end, bool add) {
+  for (int tile = begin; tile < end; ++tile) {
+    int row = 0;
+    for (; row + S::kRows <= num_rows; row += S::kRows) tile_chunk<K, S::kRows>(w, x, row, tile, out, stride, add);
+    if constexpr (S::kRows > 4) {
+      for (; row + 4 <= num_rows; row += 4) tile_chunk<K, 4>(w, x, row, tile, out, stride, add);
+    }
+    if constexpr (S::kRows > 2) {
+      for (; row + 2 <= num_rows; row += 2) tile_chunk<K, 2>(w, x, row, tile, out, stride, add);
+    }
+    for (; row < num_rows; ++row) tile_chunk<K, 1>(w, x, row, tile, out, stride, add);
+  }
+}
+
+void matmul(const Matrix& w, const Rows& x, int num_rows, float* out, int stride, int begin, int end, bool add) {
+  switch (w.kind) {
+    case kQ4_0: return matmul_kind<kQ4_0>(w, x, num_rows, out, stride, begin, end, add);
+    case kQ4_1: return matmul_kind<kQ4_1>(w, x, num_rows, out, stride, begin, end, add);
+    case kQ8_0: return matmul_kind<kQ8_0>(w, x, num_rows, out, stride, begin, end, add);
+    case kBF16: return matmul_kind<kBF16>(w, x, num_rows, out, stride, begin, end, add);
+  }
+}
+
+void rotate(float* head, const float* cosine, const float* sine, int rotary_dim) {
+  const int half = rotary_dim / 2;
+  int i = 0;
+  for (; i + 16 <= half; i += 16) {
+    const F a = S::load(head + i), b = S::load(head + half + i), c = S::load(cosine + i), s = S::load(sine + i);
+    S::store(head + i, S::fma(a, c, S::sub(S::zero(), S::mul(b, s))));
+    S::store(head + half + i, S::fma(b, c, S::mul(a, s)));
+  }
+  for (; i < half; ++i) {
+    const float a = head[i], b = head[half + i], c = cosine[i], s = sine[i];
+    head[i] = S::fma1(a, c, 0.0f - b * s);
+    head[half + i] = S::fma1(b, c, a * s);
+  }
+}
+
+template <int R>
+void attend_rows(const Attend& a, int row) {
+  const int dim = a.head_dim, end = a.num_cached + row + R;   // slots that some row of the chunk may see
+  int begin = 0;
+  if (a.window > 0) {
+    int first = a.positions[row];
+    for (int r = 1; r < R; ++r) first = a.positions[row + r] < first ? a.positions[row + r] : first;
+    begin = first - a.window + 1;
+    begin = begin > a.num_cached ? a.num_cached : begin;
+    begin = begin > 0 ? begin / 16 * 16 : 0;
+  }
+  const int capacity = (a.num_cached + a.num_rows + 15) / 16 * 16;
+  const float hidden = bits_to_float(0xff800000u);            // -inf
+  const F scale = S::set1(a.scale);
+  F most[R];
+  for (int r = 0; r < R; ++r) most[r] = S::set1(hidden);
+  for (int slot = begin; slot < end; slot += 16) {
+    const uint16_t* keys = a.keys[slot / kPage] + size_t(slot % kPage) * dim;
+    F dot[R];
+    for (int r = 0; r < R; ++r) dot[r] = S::zero();
+    for (int d = 0; d < dim; ++d) {
+      const F k = S::load_f16(keys + size_t(d) * 16);
+      for (int r = 0; r < R; ++r) dot[r] = S::fma(k, S::set1(a.queries[size_t(row + r) * a.query_stride + d]), dot[r]);
+    }
+    for (int r = 0; r < R; ++r) {
+      F s = S::mul(dot[r], scale);
+      if (a.softcap > 0.0f) s = S::mul(tanh_lanes(S::div(s, S::set1(a.softcap))), S::set1(a.softcap));
+      float* to = a.scratch + size_t(r) * capacity + slot;
+      S::store(to, s);
+      const int position = a.positions[row + r];
+      const bool all = slot + 16 <= a.num_cached && (a.window == 0 || slot > position - a.window);
+      if (!all) {
+        for (int i = 0; i < 16; ++i) {
+          const int key = slot + i, own = key - a.num_cached;
+          const int at = own < 0 ? key : own < a.num_rows ? a.positions[own] : 0;
+          bool sees = own < 0 || (own < a.num_rows && (a.tree ? a.tree[size_t(row + r) * a.num_rows + own] != 0 : own <= row + r));
+          sees = sees && (a.window == 0 || at > position - a.window);
+          if (!sees) to[i] = hidden;
+        }
+        s = S::load(to);
+      }
+      most[r] = S::max(most[r], s);
+    }
+  }
+  float inverse[R];
+  for (int r = 0; r < R; ++r) {
+    const F top = S::set1(S::hmax(most[r]));
+    F sum = S::zero();
+    float* scores = a.scratch + size_t(r) * capacity;
+    for (int slot = begin; slot < end; slot += 16) {
+      const F e = exp_lanes(S::sub(S::load(scores + slot), top));
+      S::store(scores + slot, e);
+      sum = S::add(sum, e);
+    }
+    inverse[r] = 1.0f / S::hsum(sum);
+  }
+  for (int d = 0; d < dim; d += 64) {
+    const int lanes = dim - d < 64 ? (dim - d) / 16 : 4;
+    F acc[R][4];
+    for (int r = 0; r < R; ++r) for (int j = 0; j < 4; ++j) acc[r][j] = S::zero();
+    for (int slot = begin; slot < end; ++slot) {
+      const uint16_t* v = a.values[slot / kPage] + size_t(slot % kPage) * dim + d;
+      if (lanes == 4) {
+        const F v0 = S::load_f16(v), v1 = S::load_f16(v + 16), v2 = S::load_f16(v + 32), v3 = S::load_f16(v + 48);
+        for (int r = 0; r < R; ++r) {
+          const F p = S::set1(a.scratch[size_t(r) * capacity + slot]);
+          acc[r][0] = S::fma(v0, p, acc[r][0]);
+          acc[r][1] = S::fma(v1, p, acc[r][1]);
+          acc[r][2] = S::fma(v2, p, acc[r][2]);
+          acc[r][3] = S::fma(v3, p, acc[r][3]);
+        }
+      } else {
+        for (int j = 0; j < lanes; ++j) {
+          const F vj = S::load_f16(v + 16 * j);
+          for (int r = 0; r < R; ++r) acc[r][j] = S::fma(vj, S::set1(a.scratch[size_t(r) * capacity + slot]), acc[r][j]);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      const F factor = S::set1(inverse[r]);
+      for (int j = 0; j < lanes; ++j) {
+        S::store(a.out + size_t(row + r) * a.out_stride + d + 16 * j, S::mul(acc[r][j], factor));
+      }
+    }
+  }
+}
+
+void attend(const Attend& a) {
+  int row = a.begin_row;
+  for (; row + kAttendRows <= a.end_row; row += kAttendRows) attend_rows<kAttendRows>(a, row);
+  for (; row < a.end_row; ++row) attend_rows<1>(a, row);
+}
+
+void gate(const float* g, const float* up, float* out, int n, Activation activation) {
+  for (int i = 0; i < n; i += 16) {       // rows are padded to whole vectors
+    const F x = S::load(g + i);
+    F y;
+    if (activation == kSilu) {
+      y = S::mul(x, sigmoid_lanes(x));
+    } else {                              // x/2 (1 + tanh u) = x sigmoid(2u)
+      const F x3 = S::mul(S::mul(x, x), x);
+      const F u = S::mul(S::set1(0.7978845608028654f), S::fma(S::set1(0.044715f), x3, x));
+      y = S::mul(x, sigmoid_lanes(S::add(u, u)));
+    }
+    S::store(out + i, S::mul(y, S::load(up + i)));
+  }
+}
+
+void add(float* x, const float* y, int n) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) S::store(x + i, S::add(S::load(x + i), S::load(y + i)));
+  for (; i < n; ++i) x[i] += y[i];
+}
+
+void softcap(float* x, int n, float cap) {
+  const F c = S::set1(cap);
+  for (int i = 0; i < n; i += 16) {
+    float lanes[16];
+    const int count = n - i < 16 ? n - i : 16;
+    for (int j = 0; j < 16; ++j) lanes[j] = j < count ? x[i + j] : 0.0f;
+    S::store(lanes, S::mul(tanh_lanes(S::div(S::load(lanes), c)), c));
+    for (int j = 0; j < count; ++j) x[i + j] = lanes[j];
+  }
+}
+
+inline F load_part(const float* x, int count) {             // lanes past `count` are zero
+  if (count >= 16) return S::load(x);
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = i < count ? x[i] : 0.0f;
+  return S::load(lanes);
+}
+
+inline void store_part(float* x, F v, int count) {
+  if (count >= 16) return S::store(x, v);
+  float lanes[16];
+  S::store(lanes, v);
+  for (int i = 0; i < count; ++i) x[i] = lanes[i];
+}
+
+void exp_weights(const float* x, float highest, float divisor, float* w, int n) {
+  const F top = S::set1(highest), by = S::set1(divisor);
+  for (int i = 0; i < n; i += 16) store_part(w + i, exp_lanes(S::div(S::sub(load_part(x + i, n - i), top), by)), n - i);
+}
+
+double sum_lanes(const double (&lanes)[16]) {
+  double total = 0.0;
+  for (double lane : lanes) total += lane;
+  return total;
+}
+
+double sum_at_least(const float* w, float threshold, int n) {
+  double lanes[16] = {};
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int j = 0; j < 16; ++j) lanes[j] += w[i + j] >= threshold ? double(w[i + j]) : 0.0;
+  }
+  for (int j = 0; i + j < n; ++j) lanes[j] += w[i + j] >= threshold ? double(w[i + j]) : 0.0;
+  return sum_lanes(lanes);
+}
+
+void scale_at_least(const float* w, float threshold, float divisor, float* p, int n) {
+  const F least = S::set1(threshold), by = S::set1(divisor);
+  for (int i = 0; i < n; i += 16) {
+    const F v = load_part(w + i, n - i);
+    store_part(p + i, S::div(S::zero_below(v, v, least), by), n - i);
+  }
+}
+
+double surplus(const float* p, const float* q, float scale, int n) {
+  double lanes[16] = {};
+  int i = 0;
+  const auto left = [&](int at) {
+    const float x = scale * p[at] - q[at];
+    return x > 0.0f ? double(x) : 0.0;
+  };
+  for (; i + 16 <= n; i += 16) {
+    for (int j = 0; j < 16; ++j) lanes[j] += left(i + j);
+  }
+  for (int j = 0; i + j < n; ++j) lanes[j] += left(i + j);
+  return sum_lanes(lanes);
+}
+
+constexpr Kernels kTable = {S::kName, rms_norm, quantize, matmul,      rotate,       attend,         gate,
+                            add,      softcap,  exp_weights, sum_at_least, scale_at_least, surplus};
+
+}  // namespace
+}  // namespace forerun
