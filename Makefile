@@ -3,11 +3,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+NATIVE := $(wildcard src/forerun/native/*)
 
 .PHONY: demo test test-all lint format bench clean
 
 demo: .venv/installed
-	@$(BIN)/forerun generate --compare "Write a short story about a lighthouse keeper. Then write the same story again, word for word."
+	@$(BIN)/forerun generate --compare < examples/demo-prompt.txt
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest
@@ -27,17 +28,19 @@ format: .venv/installed-dev
 bench: .venv/installed
 	$(BIN)/forerun bench
 
-# Without an NVIDIA GPU, torch 2.13.0 comes first: where a CPU build of it is at hand, pip takes that one.
-.venv/installed: pyproject.toml
+.venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "forerun needs Python 3.10 or newer; $$($(PYTHON) --version) was found. Set PYTHON=…"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing forerun and torch into .venv (once)"
-	@command -v nvidia-smi >/dev/null || $(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install torch==2.13.0
-	@$(PIP) install -e '.[torch]'
+	@$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml CMakeLists.txt $(NATIVE) | .venv/bin/python
+	@echo "installing forerun into .venv and building its kernels (once)"
+	@$(PIP) install -e .
 	@touch $@
 
+# Without an NVIDIA GPU, torch 2.13.0 comes first: where a CPU build of it is at hand, pip takes that one.
 .venv/installed-dev: .venv/installed
-	@echo "installing the tools for tests into .venv (once)"
+	@echo "installing torch and the tools for tests into .venv (once)"
+	@command -v nvidia-smi >/dev/null || $(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install torch==2.13.0
 	@$(PIP) install -e '.[torch,dev]'
 	@touch $@
 

@@ -10,6 +10,8 @@ from forerun.types import VERIFY_RULES, Verify
 
 Dtype = Literal["auto", "fp32", "bf16", "fp16", "q8", "q4"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+BACKENDS = ("auto", "cpu", "torch")
+BACKEND_DTYPES = {"cpu": ("auto", "bf16", "q8", "q4"), "torch": ("auto", "fp32", "bf16", "fp16")}
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class Config:
             raise OptionError(f"verify is {self.verify!r}; expected one of {', '.join(VERIFY_RULES)}")
         if self.dtype not in DTYPES:
             raise OptionError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        if self.backend not in BACKENDS:
+            raise OptionError(f"backend is {self.backend!r}; expected one of {', '.join(BACKENDS)}")
+        check_backend(self.backend, self.dtype, self.device)
         for name in ("threads", "max_running", "prefill_rows", "cache_tokens"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and value >= 1):
@@ -45,6 +50,19 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+
+def check_backend(backend: str, dtype: str, device: str) -> None:
+    """Raise OptionError if that backend can't have it: before anything is loaded, so before "auto" is resolved."""
+    dtypes = BACKEND_DTYPES.get(backend, DTYPES)
+    if dtype not in dtypes:
+        other = next(name for name, has in BACKEND_DTYPES.items() if dtype in has)
+        raise OptionError(
+            f"dtype is {dtype!r}; backend {backend} has {', '.join(dtypes)}, --backend {other} has {dtype}"
+        )
+    if device not in ("auto", "cpu") and (backend == "cpu" or dtype not in BACKEND_DTYPES["torch"]):
+        why = "backend cpu" if backend == "cpu" else f"dtype {dtype}"
+        raise OptionError(f"device is {device!r}; {why} runs on the cpu only")
 
 
 def available_cores() -> int:

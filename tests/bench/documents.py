@@ -33,8 +33,9 @@ def document() -> dict[str, Any]:
         "hardware": {"cpu": "Zen", "gpu": None},
         "config": {
             "target": "toy", "dtype": "bf16", "device": "cpu", "threads": 2, "drafter": "ngram", "k": 8,
-            "verify": "block",
+            "verify": "block", "backend": "cpu",
         },
+        "instruction_set": "avx512",
         "workload": {
             "file": "mine.txt", "prompts": 3, "kinds": ["chat", "code"], "max_tokens": 32, "temperature": 0.8,
             "top_p": 0.95, "seed": 1, "repeats": 3,
@@ -46,6 +47,7 @@ def document() -> dict[str, Any]:
             "weights": 200_000_000,
         },
         "contenders": {"plain": plain, "speculative": speculative},
+        "peers": {},
         "skipped_peers": {"llama": "isn't installed; pip install llama"},
         "texts": [{"text": "speculative", "reference": "plain", "same": 2, "of": 3, "differences": [difference]}],
         "ceiling": {
@@ -55,6 +57,7 @@ def document() -> dict[str, Any]:
         "curve": {
             "context": 256,
             "rows": {"1": {"ms": 10.0, "over_one_row": 1.0}, "8": {"ms": 12.0, "over_one_row": 1.2}},
+            "peers": {},
         },
         "rounds": {"one_row_pass_ms": 20.0, "plain": split, "speculative": split, "full": split, "full_k": 8},
         "batch": {"size": 16, "plain": {"one_by_one": 40.0, "tokens_per_s": 200.0, "ratio": 5.0}},

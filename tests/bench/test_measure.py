@@ -5,7 +5,16 @@ import pytest
 
 from forerun.backends.toy import ToySession
 from forerun.bench import measure
-from forerun.bench.measure import Forerun, Spans, compare_texts, pass_times, run_workload, time_rounds, timed_drafter
+from forerun.bench.measure import (
+    Forerun,
+    SessionPasses,
+    Spans,
+    compare_texts,
+    pass_times,
+    run_workload,
+    time_rounds,
+    timed_drafter,
+)
 from forerun.bench.stats import Run
 from forerun.drafters.lm import LMDrafter
 from forerun.types import SamplingParams
@@ -17,7 +26,7 @@ PROMPT = [7, 9, 11, 7, 9]
 class Diary:
     """A contender that writes down when it ran and takes a fixed time."""
 
-    baseline = None
+    baseline, has_our_weights = None, True
 
     def __init__(self, name: str, seconds: float, clock: FakeClock, diary: list[tuple[str, float]]) -> None:
         self.name = name
@@ -42,15 +51,26 @@ def test_contenders_take_turns_within_each_prompt_and_swap_from_one_to_the_next(
 def test_the_curve_is_the_medians_of_widths_that_take_turns() -> None:
     clock = FakeClock()
     session = SlowSession(clock=clock, cost=lambda rows: 0.010 + 0.001 * rows)
-    times = pass_times(session, [1, 2, 3], rows=(1, 2, 5), repeats=2, clock=clock)
+    (times,) = pass_times([SessionPasses(session)], [1, 2, 3], rows=(1, 2, 5), repeats=2, clock=clock)
     assert times == pytest.approx({1: 0.011, 2: 0.012, 5: 0.015})
     assert session.widths == [3, 5, 2, 1, 1, 2, 5, 5, 2, 1]  # context, warm-up, then to and fro
+
+
+def test_two_engines_take_turns_at_each_width_and_each_rests_and_warms_up_before_its_turn() -> None:
+    clock, rests = FakeClock(), list[float]()
+    fast, slow = (SlowSession(clock=clock, cost=lambda rows, s=seconds: s * rows) for seconds in (0.01, 0.03))
+    engines = [SessionPasses(fast), SessionPasses(slow)]
+    ours, theirs = pass_times(engines, [1, 2], rows=(1, 4), repeats=1, clock=clock, sleep=rests.append)
+    assert ours == pytest.approx({1: 0.01, 4: 0.04})
+    assert theirs == pytest.approx({1: 0.03, 4: 0.12})
+    assert fast.widths == slow.widths == [2, 4, 4, 1, 1, 1, 1, 4, 4]
+    assert len(rests) == 8
 
 
 def test_the_curve_leaves_no_sequence_behind() -> None:
     session = ToySession.random(5, order=1)
     room = session.room()
-    pass_times(session, [1, 2, 3], rows=(1, 2), repeats=1)
+    pass_times([SessionPasses(session)], [1, 2, 3], rows=(1, 2), repeats=1)
     measure.last_logits(session, [1, 2])
     measure.example_logits(session)
     assert session.room() == room

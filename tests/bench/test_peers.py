@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from forerun.bench import peers
-from forerun.bench.peers import PeerMissingError, PeerSetup, check_peer, hf_model, hf_settings, open_peer
+from forerun.bench.peer import PeerMissingError, PeerSetup
+from forerun.bench.peers import check_peer, hf_model, hf_settings, open_peer
 from forerun.errors import OptionError
 from forerun.models.config import DecoderConfig, Layer, Rope
 from forerun.models.load import load_checkpoint
@@ -54,6 +55,21 @@ def test_plain_and_lookup_write_the_same_and_are_timed_from_their_first_token(tm
     assert [contender.baseline for contender in peer.contenders] == [None, "transformers plain"]
 
 
+def test_what_the_library_has_no_kind_for_runs_in_bf16_and_is_told(tmp_path: Path) -> None:
+    write_gguf("llama", tiny_model("llama"), tmp_path / "m.gguf")
+    for path, same in ((tmp_path / "m.gguf", True), (save_folder(tmp_path / "hf"), False)):
+        peer = open_peer("transformers", PeerSetup(load_checkpoint(str(path), cache_dir=tmp_path), "q4", "cpu", 1))
+        assert peer.remarks == ["transformers has no q4: it runs the weights in bf16"]
+        assert peer.contenders[0].model.dtype == torch.bfloat16  # type: ignore[attr-defined]
+        assert {contender.has_our_weights for contender in peer.contenders} == {same}
+
+
+def save_folder(folder: Path) -> Path:
+    folder.mkdir()
+    save_hf("llama", folder)
+    return folder
+
+
 def test_sampling_settings_reach_the_peer_and_the_seed_holds(tmp_path: Path) -> None:
     save_hf("llama", tmp_path)
     plain = open_peer("transformers", PeerSetup(load_checkpoint(str(tmp_path)), "fp32", "cpu", 1)).contenders[0]
@@ -72,6 +88,9 @@ def test_a_peer_that_is_not_installed_is_named_with_how_to_install_it(monkeypatc
 
 def test_an_unknown_peer_is_refused_by_name() -> None:
     check_peer("transformers")
+    check_peer("llama.cpp:Q4_0")
+    with pytest.raises(OptionError, match="peer is 'transformers:Q4_0'"):
+        check_peer("transformers:Q4_0")
     with pytest.raises(OptionError, match="peer is 'vlm'; expected one of transformers"):
         check_peer("vlm")
 

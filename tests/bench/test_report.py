@@ -54,8 +54,8 @@ def test_numbers_that_were_not_measured_are_dashes() -> None:
 
 def test_the_headline_says_what_was_run_on_what_and_when() -> None:
     assert headline(document()) == (
-        "forerun 0.1.0, toy in bf16 on cpu (Zen, threads 2), drafter ngram, k 8, verify block. "
-        "3 prompts of mine.txt, up to 32 tokens each, temperature 0.8, top-p 0.95, seed 1, "
+        "forerun 0.1.0, toy in bf16 on cpu (Zen, threads 2, backend cpu with avx512), drafter ngram, k 8, "
+        "verify block. 3 prompts of mine.txt, up to 32 tokens each, temperature 0.8, top-p 0.95, seed 1, "
         "medians of 3 interleaved repetitions, 2026-01-02."
     )
 
@@ -90,6 +90,28 @@ def test_kinds_rounds_curve_batch_and_start_have_a_table_each() -> None:
     assert "t(k)/t(1) 1.00 1.20" in found
     assert "plain 40.0 200.0 5.00×" in found
     assert "resident above imports, MB 300" in found
+
+
+def test_ours_stands_against_a_peer_width_by_width_and_its_remarks_are_told() -> None:
+    given = document()
+    given["peers"] = {"llama.cpp": {"contenders": ["llama.cpp plain", "llama.cpp lookup"], "remarks": ["UNFAIR: so"]}}
+    rows = {"1": {"ms": 20.0, "over_one_row": 1.0}, "8": {"ms": 60.0, "over_one_row": 3.0}}
+    given["curve"]["peers"] = {"llama.cpp": rows}
+    plain = given["contenders"]["plain"]
+    given["contenders"] |= {"llama.cpp plain": plain | {"tokens_per_s": 25.0}, "llama.cpp lookup": plain}
+    found = lines(given)
+    assert "llama.cpp, t(k)/t(1) 1.00 3.00" in found
+    assert "over the ceiling's 1.00× 1.20×" in found
+    assert found[found.index("Against llama.cpp, in the same run") :][3:9] == [
+        "pass over 1 rows, ms 10.00 20.00 0.50×",
+        "pass over 8 rows, ms 12.00 60.00 0.20×",
+        "plain decoding, tokens/s 50.0 25.0 2.00×",
+        "speculative against llama.cpp plain, tokens/s 100.0 25.0 4.00×",
+        "speculative against llama.cpp lookup, tokens/s 100.0 50.0 2.00×",
+        "UNFAIR: so",
+    ]
+    given["curve"] = None
+    assert "plain decoding, tokens/s 50.0 25.0 2.00×" in lines(given)
 
 
 def test_what_was_not_measured_has_no_table() -> None:

@@ -9,10 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from forerun.bench import machine, run
+from forerun.backends.toy import ToySession
+from forerun.bench import machine, measure, run
 from forerun.bench.command import bench
-from forerun.bench.measure import CURVE_ROWS
-from forerun.bench.peers import PEERS, PeerMissingError, PeerSetup
+from forerun.bench.measure import CURVE_ROWS, SessionPasses
+from forerun.bench.peer import PeerMissingError, PeerSetup
+from forerun.bench.peers import PEERS
 from forerun.bench.report import as_text
 from forerun.bench.run import Options, run_bench, select
 from forerun.bench.stats import Run
@@ -36,7 +38,8 @@ def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
 class Parrot:
     """A peer that says what it was told."""
 
-    name, baseline = "parrot plain", None
+    name, baseline, has_our_weights = "parrot plain", None, True
+    remarks, passes = ("it repeats itself",), None
 
     def __init__(self, setup: PeerSetup) -> None:
         assert (setup.dtype, setup.device) == ("fp32", "cpu")
@@ -103,6 +106,23 @@ def test_a_peer_takes_part_in_the_same_run_and_is_compared(monkeypatch: pytest.M
     pair = document["texts"][-1]
     assert (pair["text"], pair["reference"], pair["same"]) == ("parrot plain", "plain", 0)
     assert {difference["verdict"] for difference in pair["differences"]} == {"real"}
+    assert document["peers"] == {"parrot": {"contenders": ["parrot plain"], "remarks": ["it repeats itself"]}}
+    assert document["curve"]["peers"] == {}
+    assert "Against parrot, in the same run" in as_text(document)
+
+
+def test_the_curve_of_a_peer_is_measured_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Racer(Parrot):
+        def __init__(self, setup: PeerSetup) -> None:
+            super().__init__(setup)
+            self.has_our_weights = False
+            self.passes = SessionPasses(ToySession.random(300, order=1))
+
+    monkeypatch.setitem(PEERS, "parrot", Racer)
+    monkeypatch.setattr(measure, "_SETTLE_S", 0.0)
+    document = run_bench(replace(SMALL, peers=("parrot",)))
+    assert list(document["curve"]["peers"]["parrot"]) == [str(k) for k in CURVE_ROWS]
+    assert [pair["text"] for pair in document["texts"]] == ["speculative"]  # of other weights nothing is compared
 
 
 def test_a_peer_that_is_missing_is_skipped_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +195,8 @@ def test_markdown_tables_can_be_pasted() -> None:
         (["--out", "no/such/folder/b.json"], "can't write"),
         (["--prompts", "none.jsonl"], "can't be read"),
         (["--peer", "vlm"], "peer is 'vlm'"),
+        (["--peer", "llama.cpp:no.gguf"], "peer is 'llama.cpp:no.gguf'; expected Q4_0 or Q8_0 or a GGUF file"),
+        (["--backend", "gpu"], "backend is 'gpu'; expected one of auto, cpu, torch"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_a_users_error(arguments: list[str], complaint: str) -> None:

@@ -24,7 +24,7 @@ def test_text_goes_to_stdout_and_one_line_with_resolved_settings_to_stderr(run: 
     assert "\x1b" not in result.out
     assert re.fullmatch(
         r"40 tokens, [\d.]+ tokens/s, [\d.]+ tokens a round, acceptance \d+% \| target smollm2-135m, "
-        r"drafter ngram, k 8, verify block, dtype fp32, device cpu, threads 2\n",
+        r"drafter ngram, k 8, verify block, dtype fp32, device cpu, backend torch, threads 2\n",
         result.err,
     )
 

@@ -32,6 +32,7 @@ class SlowSession(ToySession):
 
     dtype = "fp32"
     device = "cpu"
+    backend = "torch"  # as far as settings go
     delay_s = 0.0
     num_rows = 0
     widths: list[int]

@@ -16,12 +16,15 @@ SAMPLER = Sampler(SamplingParams(), (), (), seed=0)
 
 
 def scan(text: Sequence[int], longest: int, shortest: int, budget: int) -> list[int]:
-    """Prompt lookup by its definition."""
+    """Prompt lookup by its definition, as far as the match reaches back."""
     for size in range(longest, shortest - 1, -1):
         for start in range(len(text) - 1, size - 1, -1):
             if size < len(text) and text[start - size : start] == text[len(text) - size :]:
+                match = size
+                while match < start and text[start - match - 1] == text[len(text) - match - 1]:
+                    match += 1
                 copied: list[int] = []
-                while len(copied) < budget:
+                while len(copied) < min(budget, match, 64):
                     copied.append([*text, *copied][start + len(copied)])
                 return copied
     return []
@@ -59,13 +62,15 @@ def test_the_longest_match_wins_and_among_equals_the_last() -> None:
     text = [1, 2, 3, 4, 9, 2, 3, 5, 9, 3, 6, 1, 2, 3]
     assert ask(NgramDrafter(), text, 2) == [4, 9]
     assert ask(NgramDrafter(longest=2), text, 2) == [5, 9]
-    assert ask(NgramDrafter(longest=1), text, 2) == [6, 1]
+    assert ask(NgramDrafter(longest=1), text, 2) == [6]
+    assert ask(NgramDrafter(longest=1), [1, *text, 1, 2, 3], 9) == [1, 2, 3]
     assert ask(NgramDrafter(shortest=4), text, 2) == []
 
 
 def test_past_the_end_of_the_text_the_copy_goes_on_with_itself() -> None:
-    assert ask(NgramDrafter(), [7, 1, 2, 3, 1, 2, 3], 8) == [1, 2, 3, 1, 2, 3, 1, 2]
-    assert ask(NgramDrafter(), [5, 5], 4) == [5, 5, 5, 5]
+    assert ask(NgramDrafter(), [7, *[1, 2, 3] * 4], 12) == [1, 2, 3, 1, 2, 3, 1, 2, 3]
+    assert ask(NgramDrafter(), [7, *[1, 2, 3] * 40], 12) == [1, 2, 3] * 4
+    assert ask(NgramDrafter(), [5, 5, 5, 5, 5], 9) == [5, 5, 5, 5]
 
 
 def test_there_is_nothing_to_copy_in_a_text_without_repetition() -> None:

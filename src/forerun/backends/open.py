@@ -1,22 +1,23 @@
 """From a checkpoint and settings to a `Session`: the one place that knows which backends there are."""
 
 from forerun.backends.base import Session
+from forerun.config import BACKEND_DTYPES, BACKENDS, check_backend
 from forerun.errors import OptionError
 from forerun.models.weights import Checkpoint
-
-BACKENDS = ("auto", "cpu", "torch")
-_CPU_DTYPES = ("auto", "q8", "q4", "bf16")
 
 
 def choose_backend(backend: str, dtype: str, device: str) -> str:
     """Return cpu or torch: the cpu backend wherever it can do what is asked for."""
     if backend not in BACKENDS:
         raise OptionError(f"backend is {backend!r}; expected one of {', '.join(BACKENDS)}")
+    check_backend(backend, dtype, device)
     if backend != "auto":
         return backend
-    if device == "auto":
-        return "torch" if _has_cuda() else choose_backend(backend, dtype, "cpu")
-    return "cpu" if device == "cpu" and dtype in _CPU_DTYPES else "torch"
+    if dtype not in BACKEND_DTYPES["torch"]:
+        return "cpu"
+    if device == "auto" and not _has_cuda():
+        device = "cpu"
+    return "cpu" if device == "cpu" and dtype in BACKEND_DTYPES["cpu"] else "torch"
 
 
 def open_session(
@@ -30,8 +31,6 @@ def open_session(
 ) -> Session:
     """Load a model's weights. What is "auto" is chosen here; the session's own attributes say what it became."""
     if choose_backend(backend, dtype, device) == "cpu":
-        if device not in ("auto", "cpu"):
-            raise OptionError(f"the cpu backend runs on the cpu, not on {device!r}; take backend torch")
         from forerun.backends.cpu import CpuSession
 
         return CpuSession(checkpoint, dtype=dtype, num_threads=threads, cache_tokens=cache_tokens)

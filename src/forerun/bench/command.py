@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.config import DTYPES, Config
+from forerun.config import BACKENDS, DTYPES, Config
 from forerun.errors import OptionError
 from forerun.types import VERIFY_RULES
 
 _CONFIG = Config(target="")
+PEER_USAGE = "transformers|llama.cpp[:FILE.gguf|:Q4_0|:Q8_0]"
 _MODEL, _WORK, _EXTRA, _SHOWN = "Model", "Workload", "What else to measure", "Output"
 
 
@@ -32,6 +33,9 @@ def bench(
     ] = _CONFIG.verify,
     dtype: Annotated[str, _option(_MODEL, "What weights are kept in.", metavar="|".join(DTYPES))] = _CONFIG.dtype,
     device: Annotated[str, _option(_MODEL, "Where to run.", metavar="auto|cpu|cuda")] = _CONFIG.device,
+    backend: Annotated[
+        str, _option(_MODEL, "What computes: our kernels for CPUs, or torch.", metavar="|".join(BACKENDS))
+    ] = _CONFIG.backend,
     threads: Annotated[
         int | None, _option(_MODEL, "Threads on a CPU (default: the cores that are there).", metavar="N")
     ] = None,
@@ -54,7 +58,7 @@ def bench(
     context: Annotated[int, _option(_EXTRA, "Tokens before those rows.", metavar="N")] = 256,
     peer: Annotated[
         list[str] | None,
-        _option(_EXTRA, "Also run this library on the same weights; repeatable.", metavar="transformers"),
+        _option(_EXTRA, "Also run this library on the same weights; repeatable.", metavar=PEER_USAGE),
     ] = None,
     as_json: Annotated[
         bool, _option(_SHOWN, "One JSON document as the last line of stdout; all else goes to stderr.", "--json")
@@ -72,6 +76,7 @@ def bench(
         verify=verify,  # type: ignore[arg-type]  # checked there
         dtype=dtype,  # type: ignore[arg-type]
         device=device,
+        backend=backend,
         threads=threads,
         cache_dir=cache_dir and cache_dir.expanduser(),
         offline=offline,

@@ -17,7 +17,7 @@ import numpy as np
 from forerun.config import available_cores
 from forerun.sampling.arrays import Array, namespace
 
-_PACKAGES = ("forerun", "numpy", "torch", "transformers", "tokenizers", "gguf", "safetensors")
+_PACKAGES = ("forerun", "numpy", "torch", "transformers", "tokenizers", "gguf", "safetensors", "llama_cpp_python")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 Clock = Callable[[], float]
 
@@ -50,6 +50,12 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the instruction sets that the processor says it has, in the words of the system; none if it's silent."""
+    found = _key_values(Path("/proc/cpuinfo"))
+    return frozenset(found.get("flags", found.get("Features", "")).split())
 
 
 def memory() -> dict[str, int | None]:

@@ -3,6 +3,7 @@
 On a device that works on its own (CUDA), a stretch ends when the device has finished: `waiter` says how to wait.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +32,7 @@ from forerun.types import Output, SamplingParams
 
 Wait = Callable[[], None]
 Ids = Sequence[int]
+_SETTLE_S = 0.005  # more than thread pools spin before they sleep
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32)
 
 
@@ -39,6 +41,7 @@ class Contender(Protocol):
 
     name: str
     baseline: str | None  # the contender whose speed is its own plain speed; None: it is that itself
+    has_our_weights: bool  # else its texts tell nothing
 
     def run(self, prompt_ids: Ids, params: SamplingParams) -> Run:
         """Answer one prompt."""
@@ -46,6 +49,8 @@ class Contender(Protocol):
 
 class Forerun:
     """Ourselves, with the drafts of the engine's settings or with none."""
+
+    has_our_weights = True
 
     def __init__(self, llm: LLM, name: str, *, k: int | None, baseline: str | None = None) -> None:
         """`k` drafts a round; None: as the engine is set."""
@@ -108,38 +113,85 @@ def example_logits(session: Session) -> Array:
         session.release(seq)
 
 
+class Passes(Protocol):
+    """Something whose passes over k new tokens after a context can be timed."""
+
+    def begin(self, context: Ids) -> None:
+        """Read the context."""
+
+    def step(self, tokens: Ids) -> None:
+        """Compute the logits of all rows of `tokens`, and return when they are there."""
+
+    def back(self) -> None:
+        """Forget these tokens."""
+
+    def end(self) -> None:
+        """Forget the context."""
+
+
+class SessionPasses:
+    """The passes of a session of ours."""
+
+    def __init__(self, session: Session, *, wait: Wait = lambda: None) -> None:
+        self._session, self._wait = session, wait
+        self._seq = self._length = 0
+
+    def begin(self, context: Ids) -> None:
+        self._seq, self._length = self._session.open(), len(context)
+        self._session.extend([Feed(self._seq, context, 0)])
+        self._wait()
+
+    def step(self, tokens: Ids) -> None:
+        self._session.extend([Feed(self._seq, tokens, len(tokens))])
+        self._wait()
+
+    def back(self) -> None:
+        self._session.keep(self._seq, self._length)
+
+    def end(self) -> None:
+        self._session.release(self._seq)
+
+
 def pass_times(
-    session: Session,
+    engines: Sequence[Passes],
     context: Ids,
     *,
     rows: Sequence[int] = CURVE_ROWS,
     repeats: int = 9,
-    wait: Wait = lambda: None,
     clock: Clock = perf_counter,
-) -> dict[int, float]:
-    """Return the seconds of a pass over k new rows after `context`, all logits wanted, for each k of `rows`.
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[dict[int, float]]:
+    """Return for each engine the seconds of a pass over k new rows after `context`, for each k of `rows`.
 
-    Medians; the widths take turns, in alternating order, so that a slow moment of the machine hits them all.
+    Medians; widths and engines take turns, in alternating order, so that a slow moment of the machine hits them all.
+    Where there are several engines, each waits until the threads of the last one sleep and warms up before its turn.
     """
-    seq = session.open()
+    times: list[dict[int, list[float]]] = [{k: [] for k in rows} for _ in engines]
+    begun: list[Passes] = []
     try:
-        session.extend([Feed(seq, context, 0)])
-        times: dict[int, list[float]] = {k: [] for k in rows}
+        for engine in engines:
+            begun.append(engine)
+            engine.begin(context)
         for repetition in range(-1, repeats):
             for index in order(len(rows), repetition=repetition, prompt=0):
                 k = rows[index]
                 tokens = [context[i % len(context)] for i in range(k)]
-                wait()
-                start = clock()
-                session.extend([Feed(seq, tokens, k)])
-                wait()
-                seconds = clock() - start
-                session.keep(seq, len(context))
-                if repetition >= 0:  # the one before the first warms up
-                    times[k].append(seconds)
-        return {k: median(found) for k, found in times.items()}
+                for which in order(len(engines), repetition=repetition, prompt=index):
+                    engine = engines[which]
+                    if len(engines) > 1:
+                        sleep(_SETTLE_S)
+                        engine.step(tokens)
+                        engine.back()
+                    start = clock()
+                    engine.step(tokens)
+                    seconds = clock() - start
+                    engine.back()
+                    if repetition >= 0:  # the one before the first warms up
+                        times[which][k].append(seconds)
+        return [{k: median(found) for k, found in own.items()} for own in times]
     finally:
-        session.release(seq)
+        for engine in begun:
+            engine.end()
 
 
 class Spans:

@@ -1,17 +1,21 @@
 """Other engines on the same weights, in the same run. One class each, and a line in `PEERS`.
 
-A peer is made from our own checkpoint: its weights, its dtype, its token ids; so texts can be compared token by token.
+A peer is made from our own checkpoint: its weights, its token ids; so texts can be compared token by token.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
+from forerun.bench.llama import LlamaCpp
 from forerun.bench.machine import Clock
-from forerun.bench.measure import Contender, Ids
+from forerun.bench.measure import Contender, Ids, Passes
+from forerun.bench.peer import Peer, PeerMissingError, PeerSetup
+from forerun.bench.requantise import KINDS
 from forerun.bench.stats import Run
 from forerun.errors import OptionError
 from forerun.models.config import DecoderConfig, Rope
@@ -19,37 +23,23 @@ from forerun.models.layout import hf_sources
 from forerun.models.weights import Checkpoint
 from forerun.types import SamplingParams
 
+_HF_DTYPES = ("fp32", "bf16", "fp16")
 LOOKUP_TOKENS = 10  # drafts of prompt lookup: the number in the documentation of `transformers`
-
-
-class PeerSetup(NamedTuple):
-    """What a peer is to run, and how: as resolved for ourselves."""
-
-    checkpoint: Checkpoint
-    dtype: str  # fp32, bf16 or fp16
-    device: str
-    threads: int
-
-
-class PeerMissingError(Exception):
-    """A peer that can't take part; the message says why, and what to do about it."""
-
-
-class Peer(Protocol):
-    """Another engine, loaded."""
-
-    contenders: Sequence[Contender]  # plain first, then its own ways to speculate
 
 
 def open_peer(name: str, setup: PeerSetup) -> Peer:
     """Load a peer. Raises PeerMissingError if it isn't installed or can't run this model."""
-    return PEERS[name](setup)
+    base, _, argument = name.partition(":")
+    return PEERS[base](setup._replace(argument=argument))
 
 
 def check_peer(name: str) -> None:
-    """Raise OptionError for a name that no peer has."""
-    if name not in PEERS:
+    """Raise OptionError for a name that no peer has, or for a file that isn't there."""
+    base, colon, argument = name.partition(":")
+    if base not in PEERS or (colon and base != "llama.cpp"):
         raise OptionError(f"peer is {name!r}; expected one of {', '.join(PEERS)}")
+    if colon and argument not in KINDS and not Path(argument).expanduser().is_file():
+        raise OptionError(f"peer is {name!r}; expected {' or '.join(KINDS)} or a GGUF file that exists after the colon")
 
 
 class Transformers:
@@ -61,15 +51,23 @@ class Transformers:
         import torch
 
         torch.set_num_threads(setup.threads)
-        model = hf_model(setup.checkpoint, setup.dtype).to(setup.device).eval()
+        dtype = setup.dtype if setup.dtype in _HF_DTYPES else "bf16"
+        model = hf_model(setup.checkpoint, dtype).to(setup.device).eval()
+        same = setup.checkpoint.source_kind == "gguf" or dtype == setup.dtype  # else we have rounded them ourselves
         eos_ids = list(setup.checkpoint.tokenizer.eos_ids)
         self.contenders: Sequence[Contender] = (
-            _Generate("transformers plain", model, eos_ids),
-            _Generate("transformers prompt lookup", model, eos_ids, LOOKUP_TOKENS, "transformers plain"),
+            _Generate("transformers plain", model, eos_ids, has_our_weights=same),
+            _Generate(
+                "transformers prompt lookup", model, eos_ids, LOOKUP_TOKENS, "transformers plain", has_our_weights=same
+            ),
+        )
+        self.passes: Passes | None = None
+        self.remarks: Sequence[str] = (
+            [] if dtype == setup.dtype else [f"transformers has no {setup.dtype}: it runs the weights in {dtype}"]
         )
 
 
-PEERS: dict[str, Callable[[PeerSetup], Peer]] = {"transformers": Transformers}
+PEERS: dict[str, Callable[[PeerSetup], Peer]] = {"transformers": Transformers, "llama.cpp": LlamaCpp}
 
 
 @dataclass
@@ -81,6 +79,7 @@ class _Generate:
     eos_ids: Sequence[int]
     lookup_tokens: int | None = None
     baseline: str | None = None
+    has_our_weights: bool = True
     clock: Clock = perf_counter
 
     def run(self, prompt_ids: Ids, params: SamplingParams) -> Run:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Document = Mapping[str, Any]
+_PEER_ROWS = ("1", "4", "8", "16")
 
 
 class Table(NamedTuple):
@@ -33,6 +34,7 @@ def tables(document: Document) -> list[Table]:
         _texts(document),
         _rounds(document),
         _curve(document),
+        *(_peer(name, document) for name in document["peers"]),
         _batch(document),
         _start(document),
     ]
@@ -43,6 +45,9 @@ def headline(document: Document) -> str:
     """Return what was run, on what, and when."""
     config, workload, hardware = document["config"], document["workload"], document["hardware"]
     where = ", ".join(hardware["gpu"] or [hardware["cpu"], f"threads {config['threads']}"])
+    where += f", backend {config['backend']}"
+    if document["instruction_set"]:
+        where += f" with {document['instruction_set']}"
     sampling = "greedy"
     if workload["temperature"] > 0:
         sampling = f"temperature {workload['temperature']}, top-p {workload['top_p']}"
@@ -188,15 +193,39 @@ def _curve(document: Document) -> Table | None:
     curve = document["curve"]
     if curve is None:
         return None
-    rows = curve["rows"]
-    return Table(
-        f"A pass over k new rows after {curve['context']} tokens",
-        ["k", *rows],
-        [
-            ["ms", *(number(row["ms"], 1) for row in rows.values())],
-            ["t(k)/t(1)", *(number(row["over_one_row"], 2) for row in rows.values())],
-        ],
-    )
+    rows, ceiling = curve["rows"], document["ceiling"]
+    lines = [
+        ["ms", *(number(row["ms"], 1) for row in rows.values())],
+        ["t(k)/t(1)", *(number(row["over_one_row"], 2) for row in rows.values())],
+    ]
+    if ceiling is not None:  # what reading the weights from memory takes
+        limit_ms = 1e3 * ceiling["bytes_per_pass"] / ceiling["bytes_per_s"]
+        lines.append(["over the ceiling's", *(times(row["ms"] / limit_ms) for row in rows.values())])
+    for name, theirs in curve["peers"].items():
+        lines.append([f"{name}, ms", *(number(row["ms"], 1) for row in theirs.values())])
+        lines.append([f"{name}, t(k)/t(1)", *(number(row["over_one_row"], 2) for row in theirs.values())])
+    return Table(f"A pass over k new rows after {curve['context']} tokens", ["k", *rows], lines)
+
+
+def _peer(name: str, document: Document) -> Table:
+    """Return ours against theirs: the time of passes, where less is better, and the speed of decoding."""
+    curve, contenders = document["curve"] or {"rows": {}, "peers": {}}, document["contenders"]
+    own = document["peers"][name]
+    rows = [
+        [f"pass over {k} rows, ms", number(ours["ms"], 2), number(curve["peers"][name][k]["ms"], 2),
+         times(ours["ms"] / curve["peers"][name][k]["ms"])]
+        for k, ours in curve["rows"].items() if name in curve["peers"] and k in _PEER_ROWS
+    ]  # fmt: skip
+    speeds = {key: found["tokens_per_s"] for key, found in contenders.items()}
+    theirs = own["contenders"]
+    for label, ours_name, other in [
+        ("plain decoding, tokens/s", "plain", theirs[0]),
+        *((f"speculative against {other}, tokens/s", "speculative", other) for other in theirs),
+    ]:
+        if ours_name in speeds:
+            a, b = speeds[ours_name], speeds[other]
+            rows.append([label, number(a), number(b), times(a / b if a and b else None)])
+    return Table(f"Against {name}, in the same run", ["", "ours", "theirs", "ours over theirs"], rows, own["remarks"])
 
 
 def _batch(document: Document) -> Table | None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -13,9 +13,11 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from forerun import __version__
+from forerun.backends.open import choose_backend
 from forerun.bench import machine, measure, stats
-from forerun.bench.measure import BatchRun, Contender, Forerun, Ids
-from forerun.bench.peers import PeerMissingError, PeerSetup, check_peer, open_peer
+from forerun.bench.measure import BatchRun, Contender, Forerun, Ids, SessionPasses
+from forerun.bench.peer import Peer, PeerMissingError, PeerSetup
+from forerun.bench.peers import check_peer, open_peer
 from forerun.bench.stats import Run
 from forerun.bench.workload import Prompt, load_workload
 from forerun.config import Config
@@ -94,11 +96,13 @@ def run_bench(options: Options, progress: Progress | None = None) -> dict[str, A
     """Measure everything that `options` ask for."""
     progress = progress or Quiet()
     prompts = select(load_workload(options.prompts), options.kinds, options.limit)
-    with suppress(ModuleNotFoundError):
-        import_module("forerun.backends.torch")  # so that its memory counts as that of imports
+    config = options.config
+    if choose_backend(config.backend, config.dtype, config.device) == "torch":
+        with suppress(ModuleNotFoundError):
+            import_module("forerun.backends.torch")  # so that its memory counts as that of imports
     imported_s, before = machine.process_age_s(), machine.memory()
     start = perf_counter()
-    with LLM(options.config, progress=_loading(progress)) as llm:
+    with LLM(config, progress=_loading(progress)) as llm:
         load_s = perf_counter() - start
         document = _Bench(options, prompts, llm, progress).run({"imported_s": imported_s, "load_s": load_s}, before)
     progress.done()
@@ -163,6 +167,7 @@ class _Bench:
         if llm.drafter and llm.config.k:
             self.ours.append(Forerun(llm, "speculative", k=None, baseline="plain"))
         self.contenders: list[Contender] = list(self.ours)
+        self.peers: dict[str, Peer] = {}
         self.skipped_peers: dict[str, str] = {}
         self.runs: list[list[list[Run]]] = []  # [contender][prompt][repetition]
         self.batches: list[list[BatchRun]] = [[] for _ in self.ours]
@@ -171,10 +176,10 @@ class _Bench:
         start |= self._first_token()
         self._warm_up()
         memory = {"after_imports": memory_before, "running": machine.memory(), **self._weight_bytes()}
-        curve = self._curve() if self.options.curve else None
         ceiling = self._ceiling()
         rounds = self._rounds()
         self._open_peers()
+        curve = self._curve() if self.options.curve else None
         self._measure()
         return {
             "forerun": __version__,
@@ -182,10 +187,12 @@ class _Bench:
             "hardware": machine.hardware(str(self.llm.config.device)),
             "versions": machine.versions(),
             "config": self.llm.config.as_dict(),
+            "instruction_set": getattr(self.llm.session, "instruction_set", None),
             "workload": self._workload(),
             "start": start,
             "memory": memory,
             "contenders": {c.name: self._contender(i) for i, c in enumerate(self.contenders)},
+            "peers": {name: self._peer(peer) for name, peer in self.peers.items()},
             "skipped_peers": self.skipped_peers,
             "texts": self._texts(),
             "ceiling": ceiling,
@@ -215,9 +222,10 @@ class _Bench:
             return None
         self.progress.stage(f"timing passes over 1 to {widest} rows after {context} tokens")
         tokens = [text[i % len(text)] for i in range(context)]
-        times = measure.pass_times(self.llm.session, tokens, wait=self.wait)
-        rows = {str(k): {"ms": 1e3 * t, "over_one_row": stats.ratio(t, times[1])} for k, t in times.items()}
-        return {"context": context, "rows": rows}
+        others = {name: peer.passes for name, peer in self.peers.items() if peer.passes is not None}
+        ours = SessionPasses(self.llm.session, wait=self.wait)
+        found = [_curve_rows(times) for times in measure.pass_times([ours, *others.values()], tokens)]
+        return {"context": context, "rows": found[0], "peers": dict(zip(others, found[1:], strict=True))}
 
     def _ceiling(self) -> dict[str, Any] | None:
         num_bytes = self._weight_bytes()["weights"]
@@ -256,7 +264,16 @@ class _Bench:
         return document
 
     def _open_peers(self) -> None:
-        setup = PeerSetup(self.llm.checkpoint, self.dtype, str(self.llm.config.device), self.llm.config.threads or 1)
+        config, widest = self.llm.config, max(measure.CURVE_ROWS)
+        longest = max(map(len, self.ids)) + self.options.max_tokens
+        setup = PeerSetup(
+            self.llm.checkpoint,
+            self.dtype,
+            str(config.device),
+            config.threads or 1,
+            num_positions=min(max(longest, self.options.context) + widest, self.llm.session.max_len),
+            cache_dir=config.cache_dir,
+        )
         for name in self.options.peers:
             self.progress.stage(f"loading the weights into {name}")
             try:
@@ -265,6 +282,7 @@ class _Bench:
                 self.skipped_peers[name] = str(error)
                 self.progress.stage(f"skipped {name}: {error}")
                 continue
+            self.peers[name] = peer
             for contender in peer.contenders:
                 contender.run(self.ids[0], self.options.params(0, max_tokens=_WARM_UP_TOKENS))
                 self.contenders.append(contender)
@@ -341,6 +359,8 @@ class _Bench:
         pairs = []
         for index, contender in enumerate(self.contenders):
             references = dict.fromkeys([contender.baseline or "plain", "plain"])
+            if not contender.has_our_weights:
+                continue
             if is_greedy or (coupled and contender in self.ours):
                 pairs += [(index, names.index(name)) for name in references if name != contender.name]
         if pairs:
@@ -363,6 +383,9 @@ class _Bench:
             "of": len(self.prompts),
             "differences": [difference._asdict() for difference in differences],
         }
+
+    def _peer(self, peer: Peer) -> dict[str, Any]:
+        return {"contenders": [contender.name for contender in peer.contenders], "remarks": list(peer.remarks)}
 
     def _batch(self) -> dict[str, Any]:
         """Compare N at once with the same N one after another, prompt reading included in both."""
@@ -405,6 +428,10 @@ class _Bench:
                 for contender, runs in zip(self.contenders, self.runs, strict=True)
             },
         }
+
+
+def _curve_rows(times: Mapping[int, float]) -> dict[str, Any]:
+    return {str(k): {"ms": 1e3 * t, "over_one_row": stats.ratio(t, times[1])} for k, t in times.items()}
 
 
 def _counts(runs: Sequence[Run]) -> dict[str, Any] | None:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from forerun.types import SpeculationStats
 
 # Two tokens count as tied when their logits differ by at most so much of the row's largest logit: two steps from one
-# number to the next in bf16 and fp16; in fp32, where a step is nothing, what sums in another order may come to.
-TIE_TOLERANCE = {"bf16": 2.0**-6, "fp16": 2.0**-9, "fp32": 2.0**-15}
+# number to the next in bf16 and fp16; in fp32, where a step is nothing, what sums in another order may come to. With
+# q8 and q4, what rounding activations to 8 bits in another way may come to: more than bf16's.
+TIE_TOLERANCE = {"q4": 2.0**-5, "q8": 2.0**-5, "bf16": 2.0**-6, "fp16": 2.0**-9, "fp32": 2.0**-15}
 
 
 class Run(NamedTuple):

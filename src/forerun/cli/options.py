@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from forerun.config import DTYPES, Config
+from forerun.config import BACKENDS, DTYPES, Config
 from forerun.errors import OptionError
 from forerun.types import VERIFY_RULES, SamplingParams
 
@@ -39,6 +39,9 @@ class ModelOptions:
     verify: Annotated[str, option(MODEL, "The rule of verification.", metavar="|".join(VERIFY_RULES))] = _CONFIG.verify
     dtype: Annotated[str, option(MODEL, "What weights are kept in.", metavar="|".join(DTYPES))] = _CONFIG.dtype
     device: Annotated[str, option(MODEL, "Where to run.", metavar="auto|cpu|cuda")] = _CONFIG.device
+    backend: Annotated[
+        str, option(MODEL, "What computes: our kernels for CPUs, or torch.", metavar="|".join(BACKENDS))
+    ] = _CONFIG.backend
     drafter_device: Annotated[
         str | None, option(MODEL, "Where a draft model runs, if not where the target does.", metavar="cpu|cuda")
     ] = _CONFIG.drafter_device

@@ -70,7 +70,7 @@ def summary(
 
 def settings_line(config: Config) -> str:
     """Return the settings as they were resolved."""
-    names = ("target", "drafter", "k", "verify", "dtype", "device", "threads")
+    names = ("target", "drafter", "k", "verify", "dtype", "device", "backend", "threads")
     return ", ".join(f"{name} {getattr(config, name)}" for name in names)
 
 

@@ -8,9 +8,15 @@ from collections.abc import Sequence
 
 from forerun.drafters.base import NOTHING, Chosen, Outcome, Proposal, View
 
+_LONGEST_MATCH = 64  # tokens
+
 
 class NgramDrafter:
-    """Drafts point masses from the longest match of the text's end, the most recent one first."""
+    """Drafts point masses from the longest match of the text's end, the most recent one first.
+
+    It drafts at most as far as the match reaches back (as SuffixDecoding 2411.04975 does): long matches go on for
+    long, and a match of a single token is worth one draft.
+    """
 
     name = "ngram"
 
@@ -33,7 +39,8 @@ class NgramDrafter:
         if start is None or budget < 1:
             return NOTHING
         period = len(tokens) - start  # past the end of the text the copy goes on with itself
-        return Chosen([tokens[start + i % period] for i in range(budget)])
+        depth = min(budget, _match_length(tokens, start))
+        return Chosen([tokens[start + i % period] for i in range(depth)])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -47,6 +54,14 @@ class NgramDrafter:
 
     def release(self, seq: int) -> None:
         self._texts.pop(seq, None)
+
+
+def _match_length(tokens: Sequence[int], start: int) -> int:
+    """Return how many tokens before `start` equal those at the end of the text, up to _LONGEST_MATCH."""
+    length, end = 1, len(tokens)
+    while length < min(start, _LONGEST_MATCH) and tokens[start - length - 1] == tokens[end - length - 1]:
+        length += 1
+    return length
 
 
 class _Index:

@@ -102,22 +102,32 @@ inline void tile_rows(const Matrix& w, const Rows& x, int row, int tile, F (&acc
   }
   constexpr int kBias = K == kQ8_0 ? S::kQ8Bias : K == kQ4_0 ? 8 : 0;
   for (int b = 0; b < blocks; ++b, quants += kBytes, scales += kTile) {
-    I dot[R];
-    for (int r = 0; r < R; ++r) dot[r] = kBias ? S::iset1(-kBias * a_sum[r][b]) : S::izero();
+    // Few rows wait for the latency of a chain, so they have two; whole numbers may be added in any order.
+    constexpr int kChains = R * 2 <= S::kRows ? 2 : 1;
+    I dot[R * kChains];
+    for (int r = 0; r < R; ++r) {
+      dot[r] = kBias ? S::iset1(-kBias * a_sum[r][b]) : S::izero();
+      if constexpr (kChains == 2) dot[r + R] = S::izero();
+    }
     if constexpr (K == kQ8_0) {
       for (int g = 0; g < 8; ++g) {
         const typename S::B bytes = S::load_q8(quants + g * 64);
-        for (int r = 0; r < R; ++r) dot[r] = S::dot_q8(dot[r], bytes, a[r] + b * kBlock + g * 4);
+        I* chain = dot + (g % kChains) * R;
+        for (int r = 0; r < R; ++r) chain[r] = S::dot_q8(chain[r], bytes, a[r] + b * kBlock + g * 4);
       }
     } else {
       for (int g = 0; g < 4; ++g) {
         typename S::B low, high;
         S::load_q4(quants + g * 64, low, high);
+        I* chain = dot + (kChains - 1) * R;
         for (int r = 0; r < R; ++r) {
           dot[r] = S::dot_q4(dot[r], low, a[r] + b * kBlock + g * 4);
-          dot[r] = S::dot_q4(dot[r], high, a[r] + b * kBlock + (g + 4) * 4);
+          chain[r] = S::dot_q4(chain[r], high, a[r] + b * kBlock + (g + 4) * 4);
         }
       }
+    }
+    if constexpr (kChains == 2) {
+      for (int r = 0; r < R; ++r) dot[r] = S::iadd(dot[r], dot[r + R]);
     }
     const F scale = S::load_f16(scales);
     for (int r = 0; r < R; ++r) {
@@ -166,18 +176,21 @@ inline void tile_chunk(const Matrix& w, const Rows& x, int row, int tile, float*
   }
 }
 
+// The rows that are left after whole chunks, all at once: R of them or fewer.
+template <Kind K, int R>
+inline void tile_rest(const Matrix& w, const Rows& x, int row, int num_rows, int tile, float* out, int stride, bool add) {
+  if constexpr (R > 0) {
+    if (num_rows - row == R) return tile_chunk<K, R>(w, x, row, tile, out, stride, add);
+    tile_rest<K, R - 1>(w, x, row, num_rows, tile, out, stride, add);
+  }
+}
+
 template <Kind K>
 void matmul_kind(const Matrix& w, const Rows& x, int num_rows, float* out, int stride, int begin, int end, bool add) {
   for (int tile = begin; tile < end; ++tile) {
     int row = 0;
     for (; row + S::kRows <= num_rows; row += S::kRows) tile_chunk<K, S::kRows>(w, x, row, tile, out, stride, add);
-    if constexpr (S::kRows > 4) {
-      for (; row + 4 <= num_rows; row += 4) tile_chunk<K, 4>(w, x, row, tile, out, stride, add);
-    }
-    if constexpr (S::kRows > 2) {
-      for (; row + 2 <= num_rows; row += 2) tile_chunk<K, 2>(w, x, row, tile, out, stride, add);
-    }
-    for (; row < num_rows; ++row) tile_chunk<K, 1>(w, x, row, tile, out, stride, add);
+    tile_rest<K, S::kRows - 1>(w, x, row, num_rows, tile, out, stride, add);
   }
 }
 

@@ -1,12 +1,9 @@
 // A team of threads that runs one function together, with barriers inside. It spins briefly, then sleeps.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <memory>
 
 namespace forerun {
 
@@ -24,18 +21,22 @@ class Pool {
   void barrier();
 
  private:
+  struct Team;                           // the threads, and what they sleep on
+
+  void start();
   void loop(int thread);
+  template <class Done> void wait(Done done);
+  void wake_sleepers();
 
   const int size_;
   std::atomic<uint32_t> round_{0};       // counts calls of run
   std::atomic<int> running_{0};
   std::atomic<int> arrived_{0};
   std::atomic<uint32_t> barrier_{0};     // counts barriers passed
+  std::atomic<int> sleepers_{0};         // threads that sleep inside `work`, or wait for its end
   std::atomic<bool> closing_{false};
   const std::function<void(int)>* work_ = nullptr;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<std::thread> threads_;
+  std::unique_ptr<Team> team_;
 };
 
 }  // namespace forerun

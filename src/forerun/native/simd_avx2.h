@@ -80,6 +80,7 @@ struct S {
   }
   static I izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+  static I iadd(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
   static F convert(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
   static __m256i bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static B load_q8(const uint8_t* p) { return {bytes(p), bytes(p + 32)}; }

@@ -56,6 +56,7 @@ struct S {
   }
   static I izero() { return _mm512_setzero_si512(); }
   static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
+  static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
   static F convert(I a) { return _mm512_cvtepi32_ps(a); }
   static B load_q8(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static void load_q4(const uint8_t* p, B& low, B& high) {

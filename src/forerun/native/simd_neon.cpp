@@ -63,6 +63,9 @@ struct S {
   }
   static I iset1(int32_t v) { return {{vdupq_n_s32(v), vdupq_n_s32(v), vdupq_n_s32(v), vdupq_n_s32(v)}}; }
   static I izero() { return iset1(0); }
+  static I iadd(const I& a, const I& b) {
+    return {{vaddq_s32(a.x[0], b.x[0]), vaddq_s32(a.x[1], b.x[1]), vaddq_s32(a.x[2], b.x[2]), vaddq_s32(a.x[3], b.x[3])}};
+  }
   static F convert(const I& a) { return each([&](int i) { return vcvtq_f32_s32(a.x[i]); }); }
   static B load_q8(const uint8_t* p) {
     B out;

@@ -76,6 +76,10 @@ struct S {
     return out;
   }
   static I izero() { return iset1(0); }
+  static I iadd(I a, const I& b) {
+    for (int i = 0; i < 16; ++i) a.x[i] += b.x[i];
+    return a;
+  }
   static F convert(const I& a) { return each([&](int i) { return float(a.x[i]); }); }
   static B load_q8(const uint8_t* p) {
     B out;

@@ -3,6 +3,7 @@
 from typing import Any
 
 import array_api_compat
+import array_api_compat.numpy as numpy_api
 import numpy as np
 
 Array = Any
@@ -10,20 +11,21 @@ Array = Any
 
 def namespace(x: Array) -> Any:
     """Return the array API namespace of `x` (numpy's or torch's)."""
+    if isinstance(x, np.ndarray):  # the usual case, without the checks
+        return numpy_api
     return array_api_compat.array_namespace(x)
 
 
 def like(values: Any, x: Array, dtype: Any = None) -> Array:
     """Return `values` (a list, a numpy array or an array of either kind) as an array of the kind and device of `x`."""
-    xp = namespace(x)
     if array_api_compat.is_torch_array(values):
-        if not array_api_compat.is_torch_array(x):
+        if isinstance(x, np.ndarray):
             values = values.detach().cpu().numpy()
-    elif array_api_compat.is_torch_array(x):
+    else:
         values = np.asarray(values)  # torch reads a numpy array much faster than a list of lists
-    if dtype is None:
-        return xp.asarray(values, device=array_api_compat.device(x))
-    return xp.asarray(values, dtype=dtype, device=array_api_compat.device(x))
+    if isinstance(x, np.ndarray):
+        return values if dtype is None else values.astype(dtype, copy=False)
+    return namespace(x).asarray(values, dtype=dtype, device=array_api_compat.device(x))
 
 
 def on_host(x: Array) -> Array:

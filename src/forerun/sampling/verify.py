@@ -50,7 +50,7 @@ def point_rule(p_BLV: Array, drafts_BK: Array, num_drafts_B: Array, u_BK: Array)
     """
     xp = namespace(p_BLV)
     n_B = _first_failure((u_BK < _at(p_BLV, drafts_BK)) & _real(drafts_BK, num_drafts_B))
-    p_BV = xp.asarray(_row(p_BLV, n_B), copy=True)
+    p_BV = _row(p_BLV, n_B)
     rejected_B = xp.nonzero(n_B < num_drafts_B)[0]
     if rejected_B.shape[0]:
         p_BV[rejected_B, drafts_BK[rejected_B, n_B[rejected_B]]] = 0.0
@@ -159,7 +159,7 @@ def _at(rows_BLV: Array, drafts_BK: Array) -> Array:
 
 
 def _row(rows: Array, n_B: Array) -> Array:
-    """Return row n of each sequence: (B, …)."""
+    """Return row n of each sequence, a copy: (B, …)."""
     xp = namespace(rows)
     return rows[xp.arange(n_B.shape[0], device=device(rows)), n_B]
 

@@ -10,6 +10,8 @@ Which kind a tensor becomes:
     F32, F16, BF16                 BF16     Q8_0     Q4_1     BF16
 """
 
+import contextlib
+import mmap
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -19,7 +21,8 @@ import numpy as np
 from forerun.models.tensorfile import RawTensor
 
 TILE, BLOCK = 16, 32
-_ALIGN = 64
+_ALIGN = 64  # bytes
+_HUGE_PAGE, _CHUNK = 1 << 21, 1 << 25  # bytes
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -86,7 +89,15 @@ def choose_kind(stored: str, dtype: str) -> Kind:
     return Kind.Q8_0
 
 
-def pack_matrix(native: Any, tensor: RawTensor, kind: Kind, *, row_map: np.ndarray, column_map: np.ndarray) -> Matrix:
+def pack_matrix(
+    native: Any,
+    tensor: RawTensor,
+    kind: Kind,
+    *,
+    row_map: np.ndarray,
+    column_map: np.ndarray,
+    arena: "Arena | None" = None,
+) -> Matrix:
     """Pack a tensor (out, in). Output o is its row `row_map[o]`, input i its column `column_map[i]`; -1: zeros.
 
     `native` is the compiled module or its numpy twin.
@@ -103,7 +114,7 @@ def pack_matrix(native: Any, tensor: RawTensor, kind: Kind, *, row_map: np.ndarr
         used = np.flatnonzero(column_map >= 0)
         padded[:, used] = values[:, column_map[used]]
         rows = _encode(native, padded, kind)
-    matrix = _empty(kind, len(row_map), num_inputs)
+    matrix = _empty(arena or Arena(), kind, len(row_map), num_inputs)
     native.pack(int(kind), rows, row_map.astype(np.int64), num_inputs, matrix.quants, matrix.scales, matrix.minima)
     return matrix
 
@@ -138,22 +149,45 @@ def q4_k_to_q4_1(data: np.ndarray) -> np.ndarray:
     return out.reshape(len(data), -1)
 
 
-def _empty(kind: Kind, outputs: int, inputs: int) -> Matrix:
-    """Allocate a matrix, its buffers aligned to cache lines."""
+def _empty(arena: "Arena", kind: Kind, outputs: int, inputs: int) -> Matrix:
+    def halves(count: int) -> np.ndarray:
+        return arena.take(2 * count).view(np.uint16)
+
     tiles, blocks = -(-outputs // TILE), inputs // BLOCK
     cells = tiles * blocks * TILE
     if kind is Kind.BF16:
-        return Matrix(kind, outputs, inputs, _buffer(tiles * TILE * inputs * 2), _halves(0), _halves(0))
+        return Matrix(kind, outputs, inputs, arena.take(tiles * TILE * inputs * 2), halves(0), halves(0))
     quant_bytes = cells * (BLOCK if kind is Kind.Q8_0 else BLOCK // 2)
-    minima = _halves(cells if kind is Kind.Q4_1 else 0)
-    return Matrix(kind, outputs, inputs, _buffer(quant_bytes), _halves(cells), minima)
+    minima = halves(cells if kind is Kind.Q4_1 else 0)
+    return Matrix(kind, outputs, inputs, arena.take(quant_bytes), halves(cells), minima)
 
 
-def _buffer(nbytes: int) -> np.ndarray:
-    raw = np.empty(nbytes + _ALIGN, dtype=np.uint8)
-    start = -raw.ctypes.data % _ALIGN
+class Arena:
+    """Memory for packed weights in huge pages where the system has them: a pass walks through all of it, and with
+    pages of 4 KiB a good part of its time would go into looking them up.
+    """
+
+    def __init__(self) -> None:
+        self._chunk = np.empty(0, dtype=np.uint8)
+        self._used = 0
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """Return `nbytes` bytes, aligned to cache lines. uint8"""
+        if self._used + nbytes > len(self._chunk):
+            self._chunk = _huge(max(nbytes, _CHUNK))
+            self._used = 0
+        start = self._used
+        self._used += -(-nbytes // _ALIGN) * _ALIGN
+        return self._chunk[start : start + nbytes]
+
+
+def _huge(nbytes: int) -> np.ndarray:
+    memory = mmap.mmap(-1, nbytes + _HUGE_PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(memory, dtype=np.uint8)
+    start = -raw.ctypes.data % _HUGE_PAGE
     return raw[start : start + nbytes]
 
 
-def _halves(count: int) -> np.ndarray:
-    return _buffer(2 * count).view(np.uint16)

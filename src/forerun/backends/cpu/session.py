@@ -9,7 +9,7 @@ import numpy as np
 
 from forerun.backends.base import Feed, Scores
 from forerun.backends.cpu.native import load_native
-from forerun.backends.cpu.packing import TILE, Kind, Matrix, choose_kind, pack_matrix
+from forerun.backends.cpu.packing import TILE, Arena, Kind, Matrix, choose_kind, pack_matrix
 from forerun.backends.cpu.pages import PageTable
 from forerun.config import available_cores
 from forerun.errors import OptionError, RequestError
@@ -174,13 +174,14 @@ def _pack_weights(native: Any, checkpoint: Checkpoint, dtype: str, vocab_size: i
     q_map = _padded_heads(config.num_heads, config.head_dim, head_dim)
     kv_map = _padded_heads(config.num_kv_heads, config.head_dim, head_dim)
     outputs = {"q": q_map, "k": kv_map, "v": kv_map}
+    arena = Arena()
 
     def matrix(name: str, *, num_rows: int | None = None) -> Matrix:
         short = name.rpartition(".")[2]
         tensor = checkpoint.tensor(name)
         rows = outputs.get(short, np.arange(num_rows or tensor.shape[0]))
         columns = q_map if short == "o" else np.arange(tensor.shape[1])
-        packed = pack_matrix(native, tensor, choose_kind(tensor.kind, dtype), row_map=rows, column_map=columns)
+        packed = pack_matrix(native, tensor, choose_kind(tensor.kind, dtype), row_map=rows, column_map=columns, arena=arena)
         checkpoint.release_pages()
         return packed
 
