@@ -2,6 +2,7 @@
 # make test   set up what is missing, then the tests
 PYTHON ?= python3
 BIN := .venv/bin
+CMAKE ?= $(or $(shell command -v cmake),$(BIN)/cmake)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE := $(wildcard src/forerun/native/*)
 
@@ -20,6 +21,9 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@$(CMAKE) -G "Unix Makefiles" -S . -B build/lint -DFORERUN_MODULE=OFF -DFORERUN_KERNEL_TEST=ON -DFORERUN_WERROR=ON -DCMAKE_BUILD_TYPE=Debug >/dev/null
+	@echo "compiling the C++ sources, warnings as errors"
+	@$(CMAKE) --build build/lint >/dev/null
 
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .

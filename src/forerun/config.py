@@ -1,6 +1,7 @@
 """The settings of a run: frozen, checked, resolved once, so that every "auto" becomes a value that can be printed."""
 
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -63,6 +64,18 @@ def check_backend(backend: str, dtype: str, device: str) -> None:
     if device not in ("auto", "cpu") and (backend == "cpu" or dtype not in BACKEND_DTYPES["torch"]):
         why = "backend cpu" if backend == "cpu" else f"dtype {dtype}"
         raise OptionError(f"device is {device!r}; {why} runs on the cpu only")
+
+
+def total_memory() -> int:
+    """Return how many bytes of memory this machine has."""
+    if sys.platform == "win32":
+        import ctypes
+
+        status = (ctypes.c_uint64 * 8)()  # MEMORYSTATUSEX: its length and the load, then the physical total
+        ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
+        return int(status[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def available_cores() -> int:

@@ -57,7 +57,7 @@ def document() -> dict[str, Any]:
         "curve": {
             "context": 256,
             "rows": {"1": {"ms": 10.0, "over_one_row": 1.0}, "8": {"ms": 12.0, "over_one_row": 1.2}},
-            "peers": {},
+            "race": {},
         },
         "rounds": {"one_row_pass_ms": 20.0, "plain": split, "speculative": split, "full": split, "full_k": 8},
         "batch": {"size": 16, "plain": {"one_by_one": 40.0, "tokens_per_s": 200.0, "ratio": 5.0}},

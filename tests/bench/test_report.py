@@ -96,22 +96,22 @@ def test_ours_stands_against_a_peer_width_by_width_and_its_remarks_are_told() ->
     given = document()
     given["peers"] = {"llama.cpp": {"contenders": ["llama.cpp plain", "llama.cpp lookup"], "remarks": ["UNFAIR: so"]}}
     rows = {"1": {"ms": 20.0, "over_one_row": 1.0}, "8": {"ms": 60.0, "over_one_row": 3.0}}
-    given["curve"]["peers"] = {"llama.cpp": rows}
+    given["curve"]["race"] = {"ours": given["curve"]["rows"], "llama.cpp": rows}
     plain = given["contenders"]["plain"]
     given["contenders"] |= {"llama.cpp plain": plain | {"tokens_per_s": 25.0}, "llama.cpp lookup": plain}
     found = lines(given)
-    assert "llama.cpp, t(k)/t(1) 1.00 3.00" in found
     assert "over the ceiling's 1.00× 1.20×" in found
-    assert found[found.index("Against llama.cpp, in the same run") :][3:9] == [
-        "pass over 1 rows, ms 10.00 20.00 0.50×",
-        "pass over 8 rows, ms 12.00 60.00 0.20×",
-        "plain decoding, tokens/s 50.0 25.0 2.00×",
+    assert found[found.index("Against llama.cpp, in the same run") :][3:10] == [
+        "a pass over 1, ms 10.00 20.00 0.50×",
+        "a pass over 8, ms 12.00 60.00 0.20×",
+        "t(8)/t(1) 1.20 3.00",
+        "plain against llama.cpp plain, tokens/s 50.0 25.0 2.00×",
         "speculative against llama.cpp plain, tokens/s 100.0 25.0 4.00×",
         "speculative against llama.cpp lookup, tokens/s 100.0 50.0 2.00×",
         "UNFAIR: so",
     ]
     given["curve"] = None
-    assert "plain decoding, tokens/s 50.0 25.0 2.00×" in lines(given)
+    assert "plain against llama.cpp plain, tokens/s 50.0 25.0 2.00×" in lines(given)
 
 
 def test_what_was_not_measured_has_no_table() -> None:

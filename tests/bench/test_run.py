@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from forerun.backends.toy import ToySession
 from forerun.bench import machine, measure, run
 from forerun.bench.command import bench
-from forerun.bench.measure import CURVE_ROWS, SessionPasses
+from forerun.bench.measure import CURVE_ROWS, RACE_ROWS, SessionPasses
 from forerun.bench.peer import PeerMissingError, PeerSetup
 from forerun.bench.peers import PEERS
 from forerun.bench.report import as_text
@@ -107,7 +107,7 @@ def test_a_peer_takes_part_in_the_same_run_and_is_compared(monkeypatch: pytest.M
     assert (pair["text"], pair["reference"], pair["same"]) == ("parrot plain", "plain", 0)
     assert {difference["verdict"] for difference in pair["differences"]} == {"real"}
     assert document["peers"] == {"parrot": {"contenders": ["parrot plain"], "remarks": ["it repeats itself"]}}
-    assert document["curve"]["peers"] == {}
+    assert document["curve"]["race"] == {}
     assert "Against parrot, in the same run" in as_text(document)
 
 
@@ -121,7 +121,9 @@ def test_the_curve_of_a_peer_is_measured_with_ours(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(PEERS, "parrot", Racer)
     monkeypatch.setattr(measure, "_SETTLE_S", 0.0)
     document = run_bench(replace(SMALL, peers=("parrot",)))
-    assert list(document["curve"]["peers"]["parrot"]) == [str(k) for k in CURVE_ROWS]
+    assert list(document["curve"]["race"]) == ["ours", "parrot"]
+    assert list(document["curve"]["race"]["parrot"]) == [str(k) for k in RACE_ROWS]
+    assert "a pass over 16, ms" in as_text(document)
     assert [pair["text"] for pair in document["texts"]] == ["speculative"]  # of other weights nothing is compared
 
 

@@ -34,6 +34,7 @@ Wait = Callable[[], None]
 Ids = Sequence[int]
 _SETTLE_S = 0.005  # more than thread pools spin before they sleep
 CURVE_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32)
+RACE_ROWS = (1, 2, 4, 8, 16)
 
 
 class Contender(Protocol):

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Document = Mapping[str, Any]
-_PEER_ROWS = ("1", "4", "8", "16")
 
 
 class Table(NamedTuple):
@@ -201,30 +200,26 @@ def _curve(document: Document) -> Table | None:
     if ceiling is not None:  # what reading the weights from memory takes
         limit_ms = 1e3 * ceiling["bytes_per_pass"] / ceiling["bytes_per_s"]
         lines.append(["over the ceiling's", *(times(row["ms"] / limit_ms) for row in rows.values())])
-    for name, theirs in curve["peers"].items():
-        lines.append([f"{name}, ms", *(number(row["ms"], 1) for row in theirs.values())])
-        lines.append([f"{name}, t(k)/t(1)", *(number(row["over_one_row"], 2) for row in theirs.values())])
     return Table(f"A pass over k new rows after {curve['context']} tokens", ["k", *rows], lines)
 
 
 def _peer(name: str, document: Document) -> Table:
     """Return ours against theirs: the time of passes, where less is better, and the speed of decoding."""
-    curve, contenders = document["curve"] or {"rows": {}, "peers": {}}, document["contenders"]
-    own = document["peers"][name]
-    rows = [
-        [f"pass over {k} rows, ms", number(ours["ms"], 2), number(curve["peers"][name][k]["ms"], 2),
-         times(ours["ms"] / curve["peers"][name][k]["ms"])]
-        for k, ours in curve["rows"].items() if name in curve["peers"] and k in _PEER_ROWS
-    ]  # fmt: skip
-    speeds = {key: found["tokens_per_s"] for key, found in contenders.items()}
+    own, rows = document["peers"][name], []
+    race = (document["curve"] or {}).get("race", {})
+    if name in race:
+        for k, a in race["ours"].items():
+            b = race[name][k]
+            rows.append([f"a pass over {k}, ms", number(a["ms"], 2), number(b["ms"], 2), times(a["ms"] / b["ms"])])
+        last = list(race["ours"])[-1]
+        shapes = [number(race[who][last]["over_one_row"], 2) for who in ("ours", name)]
+        rows.append([f"t({last})/t(1)", *shapes, ""])
+    speeds = {who: found["tokens_per_s"] for who, found in document["contenders"].items()}
     theirs = own["contenders"]
-    for label, ours_name, other in [
-        ("plain decoding, tokens/s", "plain", theirs[0]),
-        *((f"speculative against {other}, tokens/s", "speculative", other) for other in theirs),
-    ]:
-        if ours_name in speeds:
-            a, b = speeds[ours_name], speeds[other]
-            rows.append([label, number(a), number(b), times(a / b if a and b else None)])
+    for ours, other in [("plain", theirs[0]), *(("speculative", other) for other in theirs)]:
+        if ours in speeds:
+            x, y = speeds[ours], speeds[other]
+            rows.append([f"{ours} against {other}, tokens/s", number(x), number(y), times(x / y if x and y else None)])
     return Table(f"Against {name}, in the same run", ["", "ours", "theirs", "ours over theirs"], rows, own["remarks"])
 
 

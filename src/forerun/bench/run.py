@@ -224,8 +224,14 @@ class _Bench:
         tokens = [text[i % len(text)] for i in range(context)]
         others = {name: peer.passes for name, peer in self.peers.items() if peer.passes is not None}
         ours = SessionPasses(self.llm.session, wait=self.wait)
-        found = [_curve_rows(times) for times in measure.pass_times([ours, *others.values()], tokens)]
-        return {"context": context, "rows": found[0], "peers": dict(zip(others, found[1:], strict=True))}
+        (times,) = measure.pass_times([ours], tokens)
+        race: dict[str, Any] = {}
+        if others:
+            names = ", ".join(others)
+            self.progress.stage(f"timing passes in turn with {names}")
+            found = measure.pass_times([ours, *others.values()], tokens, rows=measure.RACE_ROWS)
+            race = dict(zip(["ours", *others], map(_curve_rows, found), strict=True))
+        return {"context": context, "rows": _curve_rows(times), "race": race}
 
     def _ceiling(self) -> dict[str, Any] | None:
         num_bytes = self._weight_bytes()["weights"]

@@ -33,8 +33,9 @@ struct Matrix {
   const uint8_t* quants;        // 64-byte aligned
   const uint16_t* scales;       // fp16; null for bf16
   const uint16_t* minima;       // fp16; q4_1 only
-  int tiles() const { return (outputs + kTile - 1) / kTile; }
-  int blocks() const { return inputs / kBlock; }
+  // always inlined: no copy of theirs may come out of an instruction set's source file
+  [[gnu::always_inline]] int tiles() const { return (outputs + kTile - 1) / kTile; }
+  [[gnu::always_inline]] int blocks() const { return inputs / kBlock; }
 };
 
 // Rows of activations in the forms that matrices eat. n = padded inputs.

@@ -1,10 +1,5 @@
 #include "pool.h"
 
-#include <condition_variable>
-#include <mutex>
-#include <thread>
-#include <vector>
-
 #if !defined(_WIN32)
 #include <unistd.h>
 #endif
@@ -19,14 +14,12 @@
 
 namespace forerun {
 namespace {
+constexpr int kSpinsInPass = 600;         // some tens of microseconds; threads in step seldom wait longer
+constexpr int kSpinsBetweenPasses = 6000; // the caller samples and plans in between
 
-constexpr int kSpins = 4000;             // some tens of microseconds; within a pass threads seldom wait longer
-constexpr int kSpinsBetweenPasses = 20000;
-constexpr int kYields = 50;
-
-long process() {
+long this_process() {
 #if defined(_WIN32)
-  return 0;                              // no fork there
+  return 0;                               // no fork there
 #else
   return long(getpid());
 #endif
@@ -34,105 +27,73 @@ long process() {
 
 }  // namespace
 
-struct Pool::Team {
-  const long owner = process();
-  std::mutex mutex;
-  std::condition_variable wake;          // a new round, or the end
-  std::condition_variable go_on;         // inside a round
-  std::vector<std::thread> threads;
-};
+void Signal::raise() {
+  value_.fetch_add(1);                    // sequentially consistent, as are the two lines on sleepers_
+  if (sleepers_.load() > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    changed_.notify_all();
+  }
+}
+
+void Signal::wait_past(uint32_t old, int spins) {
+  for (int i = 0; i < spins; ++i) {
+    if (value() != old) return;
+    FORERUN_PAUSE();
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  sleepers_.fetch_add(1);
+  changed_.wait(lock, [&] { return value_.load() != old; });
+  sleepers_.fetch_sub(1);
+}
 
 Pool::Pool(int num_threads) : size_(num_threads < 1 ? 1 : num_threads) { start(); }
 
 void Pool::start() {
   team_.reset(new Team);
+  team_->process = this_process();
   for (int thread = 1; thread < size_; ++thread) team_->threads.emplace_back([this, thread] { loop(thread); });
 }
 
 Pool::~Pool() {
-  if (team_->owner != process()) {       // in a forked child the threads don't exist: never to be joined, nor unlocked
-    (void)team_.release();
+  if (team_->process != this_process()) {
+    (void)team_.release();                // to join its threads, or to end what they sleep on, would take for ever
     return;
   }
-  {
-    std::lock_guard<std::mutex> lock(team_->mutex);
-    closing_.store(true);
-  }
-  team_->wake.notify_all();
+  team_->closing.store(true);
+  team_->started.raise();
   for (auto& thread : team_->threads) thread.join();
 }
 
 void Pool::run(const std::function<void(int)>& work) {
-  if (team_->owner != process()) {       // a forked child gets threads of its own
+  if (size_ > 1 && team_->process != this_process()) {
     (void)team_.release();
-    round_.store(0);
-    arrived_.store(0);
-    sleepers_.store(0);
     start();
   }
-  work_ = &work;
-  running_.store(size_ - 1, std::memory_order_relaxed);
-  {
-    std::lock_guard<std::mutex> lock(team_->mutex);   // a sleeper can't miss the change
-    round_.fetch_add(1, std::memory_order_release);
-  }
-  team_->wake.notify_all();
+  team_->work = &work;
+  if (size_ > 1) team_->started.raise();
   work(0);
-  wait([this] { return running_.load() == 0; });
+  barrier();                              // all are done
 }
 
 void Pool::loop(int thread) {
-  uint32_t seen = 0;
-  while (true) {
-    for (int spins = 0; round_.load(std::memory_order_acquire) == seen && spins < kSpinsBetweenPasses; ++spins) {
-      if (closing_.load(std::memory_order_relaxed)) return;
-      FORERUN_PAUSE();
-    }
-    if (round_.load(std::memory_order_acquire) == seen) {
-      std::unique_lock<std::mutex> lock(team_->mutex);
-      team_->wake.wait(lock, [&] { return closing_.load() || round_.load(std::memory_order_acquire) != seen; });
-      if (closing_.load()) return;
-    }
-    seen = round_.load(std::memory_order_acquire);
-    (*work_)(thread);
-    if (running_.fetch_sub(1) == 1) wake_sleepers();
+  for (uint32_t seen = 0;; ++seen) {
+    team_->started.wait_past(seen, kSpinsBetweenPasses);
+    if (team_->closing.load()) return;
+    (*team_->work)(thread);
+    barrier();
   }
 }
 
 void Pool::barrier() {
   if (size_ == 1) return;
-  const uint32_t now = barrier_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    barrier_.store(now + 1);
-    wake_sleepers();
+  Team& team = *team_;
+  const uint32_t now = team.passed.value();
+  if (team.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+    team.arrived.store(0, std::memory_order_relaxed);
+    team.passed.raise();
     return;
   }
-  wait([this, now] { return barrier_.load() != now; });
-}
-
-// Spins, then lets others run, then sleeps: where a busy neighbour has our other thread's core, it needs this one.
-template <class Done> void Pool::wait(Done done) {
-  for (int spins = 0; spins < kSpins; ++spins) {
-    if (done()) return;
-    FORERUN_PAUSE();
-  }
-  for (int yields = 0; yields < kYields; ++yields) {
-    if (done()) return;
-    std::this_thread::yield();
-  }
-  std::unique_lock<std::mutex> lock(team_->mutex);
-  sleepers_.fetch_add(1);
-  team_->go_on.wait(lock, done);
-  sleepers_.fetch_sub(1);
-}
-
-// After a change that `wait` waits for. Either this sees the sleeper, or the sleeper sees the change: both sides first
-// write, then read, in the one order of sequentially consistent operations.
-void Pool::wake_sleepers() {
-  if (sleepers_.load() == 0) return;
-  { std::lock_guard<std::mutex> lock(team_->mutex); }
-  team_->go_on.notify_all();
+  team.passed.wait_past(now, kSpinsInPass);
 }
 
 }  // namespace forerun

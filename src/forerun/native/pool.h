@@ -1,11 +1,30 @@
-// A team of threads that runs one function together, with barriers inside. It spins briefly, then sleeps.
+// A team of threads that runs one function together, with barriers inside. Who waits spins briefly, then sleeps: then
+// the system can move a thread whose core a busy neighbour has taken to the core of one that only waits for it.
 #pragma once
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 namespace forerun {
+
+// A number that threads wait for to change.
+class Signal {
+ public:
+  uint32_t value() const { return value_.load(std::memory_order_acquire); }
+  void raise();
+  void wait_past(uint32_t old, int spins);   // returns once value() != old
+
+ private:
+  std::atomic<uint32_t> value_{0};
+  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
 
 class Pool {
  public:
@@ -21,21 +40,18 @@ class Pool {
   void barrier();
 
  private:
-  struct Team;                           // the threads, and what they sleep on
-
+  struct Team {                  // the threads, and what they share
+    long process;                // a forked child has none of the threads
+    std::atomic<int> arrived{0};
+    std::atomic<bool> closing{false};
+    Signal started, passed;
+    const std::function<void(int)>* work = nullptr;
+    std::vector<std::thread> threads;
+  };
   void start();
   void loop(int thread);
-  template <class Done> void wait(Done done);
-  void wake_sleepers();
 
   const int size_;
-  std::atomic<uint32_t> round_{0};       // counts calls of run
-  std::atomic<int> running_{0};
-  std::atomic<int> arrived_{0};
-  std::atomic<uint32_t> barrier_{0};     // counts barriers passed
-  std::atomic<int> sleepers_{0};         // threads that sleep inside `work`, or wait for its end
-  std::atomic<bool> closing_{false};
-  const std::function<void(int)>* work_ = nullptr;
   std::unique_ptr<Team> team_;
 };
 

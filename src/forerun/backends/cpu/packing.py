@@ -189,5 +189,3 @@ def _huge(nbytes: int) -> np.ndarray:
     raw = np.frombuffer(memory, dtype=np.uint8)
     start = -raw.ctypes.data % _HUGE_PAGE
     return raw[start : start + nbytes]
-
-

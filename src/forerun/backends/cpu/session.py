@@ -11,7 +11,7 @@ from forerun.backends.base import Feed, Scores
 from forerun.backends.cpu.native import load_native
 from forerun.backends.cpu.packing import TILE, Arena, Kind, Matrix, choose_kind, pack_matrix
 from forerun.backends.cpu.pages import PageTable
-from forerun.config import available_cores
+from forerun.config import available_cores, total_memory
 from forerun.errors import OptionError, RequestError
 from forerun.models.config import DecoderConfig
 from forerun.models.rope import cos_and_sin
@@ -73,7 +73,7 @@ class CpuSession:
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []
         self._table = PageTable(self._model, native.PAGE)
         position_bytes = self._model.page_bytes // native.PAGE
-        self.cache_tokens = cache_tokens or max(config.max_len, _memory() // 2 // position_bytes)
+        self.cache_tokens = cache_tokens or max(config.max_len, total_memory() // 2 // position_bytes)
 
     def open(self) -> int:
         return self._table.open()
@@ -181,7 +181,9 @@ def _pack_weights(native: Any, checkpoint: Checkpoint, dtype: str, vocab_size: i
         tensor = checkpoint.tensor(name)
         rows = outputs.get(short, np.arange(num_rows or tensor.shape[0]))
         columns = q_map if short == "o" else np.arange(tensor.shape[1])
-        packed = pack_matrix(native, tensor, choose_kind(tensor.kind, dtype), row_map=rows, column_map=columns, arena=arena)
+        packed = pack_matrix(
+            native, tensor, choose_kind(tensor.kind, dtype), row_map=rows, column_map=columns, arena=arena
+        )
         checkpoint.release_pages()
         return packed
 
@@ -253,7 +255,3 @@ def _instruction_set(native: Any, wanted: str | None) -> str:
     if wanted not in available:
         raise OptionError(f"the instruction set {wanted!r} can't be used here; this machine has {', '.join(available)}")
     return wanted
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

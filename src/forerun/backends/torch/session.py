@@ -1,6 +1,5 @@
 """The torch backend's Session: handles, limits, and the way from feeds to a pass and back."""
 
-import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from forerun.backends.torch.build import Weights, build_net
 from forerun.backends.torch.cache import SlotCache
 from forerun.backends.torch.device import DTYPES, resolve_device, resolve_dtype
 from forerun.backends.torch.plan import Rows, make_plan
+from forerun.config import total_memory
 from forerun.errors import RequestError
 
 
@@ -170,4 +170,4 @@ def _free_bytes(device: torch.device) -> int:
     """Memory that a cache could take."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total_memory()
