@@ -10,6 +10,9 @@ namespace {
 
 constexpr int kAttendPiece = 32;          // rows of a prompt that a thread takes at a time
 
+// What the cache holds stays finite: a later row's infinity, times a weight of zero, would spoil an earlier row.
+uint16_t cached_half(float x) { return float_to_half(std::min(65504.0f, std::max(-65504.0f, x))); }
+
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 }  // namespace
@@ -257,9 +260,9 @@ void Decoder::finish_qkv(const Pass& pass, int layer, int thread) {
         if (w.k_norm) kernels_->rms_norm(head, w.k_norm, head, c.head_dim, c.norm_eps);
         if (cosine) kernels_->rotate(head, cosine, sine, c.rotary_dim);
         uint16_t* to = keys(page, layer, h) + size_t(at / 16) * 16 * dim + at % 16;
-        for (int d = 0; d < dim; ++d) to[size_t(d) * 16] = float_to_half(head[d]);
+        for (int d = 0; d < dim; ++d) to[size_t(d) * 16] = cached_half(head[d]);
         to = values(page, layer, h) + size_t(at) * dim;
-        for (int d = 0; d < dim; ++d) to[d] = float_to_half(v[h * dim + d]);
+        for (int d = 0; d < dim; ++d) to[d] = cached_half(v[h * dim + d]);
       }
     }
   }

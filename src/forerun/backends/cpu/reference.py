@@ -193,8 +193,8 @@ class Model:
             for i in range(count):
                 slot = cached + i
                 page = self._pages[int(own[slot // PAGE])]
-                page[index, 0, :, slot % PAGE] = k[first + i]
-                page[index, 1, :, slot % PAGE] = v[first + i]
+                page[index, 0, :, slot % PAGE] = np.clip(k[first + i], -65504, 65504)
+                page[index, 1, :, slot % PAGE] = np.clip(v[first + i], -65504, 65504)
             cache = [self._pages[int(page)][index] for page in own]
             both = np.concatenate(cache, axis=2)[:, :, : cached + count].astype(np.float32)
             keys, values = np.repeat(both[0], group, axis=0), np.repeat(both[1], group, axis=0)  # (heads, slots, dim)
