@@ -1,13 +1,22 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <new>
+
+#if defined(_WIN32)
+#include <malloc.h>
+#else
+#include <sys/mman.h>
+#endif
 
 #include "half.h"
 
 namespace forerun {
 namespace {
 
+constexpr size_t kHugePage = size_t(1) << 21;
 constexpr int kAttendPiece = 32;          // rows of a prompt that a thread takes at a time
 
 // What the cache holds stays finite: a later row's infinity, times a weight of zero, would spoil an earlier row.
@@ -16,6 +25,30 @@ uint16_t cached_half(float x) { return float_to_half(std::min(65504.0f, std::max
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 }  // namespace
+
+Page::Page(size_t bytes) {
+  const size_t alignment = bytes >= kHugePage / 2 ? kHugePage : 64;
+  bytes = (bytes + alignment - 1) / alignment * alignment;
+#if defined(_WIN32)
+  data_ = static_cast<uint16_t*>(_aligned_malloc(bytes, alignment));
+#else
+  void* memory = nullptr;
+  data_ = posix_memalign(&memory, alignment, bytes) == 0 ? static_cast<uint16_t*>(memory) : nullptr;
+#endif
+  if (!data_) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  if (alignment == kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
+  std::memset(data_, 0, bytes);
+}
+
+Page::~Page() {
+#if defined(_WIN32)
+  _aligned_free(data_);
+#else
+  std::free(data_);
+#endif
+}
 
 struct Decoder::Workspace {
   int rows = 0;
@@ -52,8 +85,7 @@ int64_t Decoder::new_page() {
     page = free_pages_.back();
     free_pages_.pop_back();
   }
-  pages_[page].reset(new Page);
-  pages_[page]->data.assign(page_bytes() / sizeof(uint16_t), 0);   // zeros: a slot not yet written is harmless
+  pages_[page].reset(new Page(page_bytes()));
   return page;
 }
 
@@ -62,10 +94,10 @@ void Decoder::free_page(int64_t page) {
   free_pages_.push_back(page);
 }
 
-void Decoder::copy_page(int64_t from, int64_t to) { pages_[to]->data = pages_[from]->data; }
+void Decoder::copy_page(int64_t from, int64_t to) { std::memcpy(pages_[to]->data(), pages_[from]->data(), page_bytes()); }
 
 uint16_t* Decoder::keys(int64_t page, int layer, int kv_head) const {
-  return pages_[page]->data.data() + (size_t(layer) * config_.num_kv_heads + kv_head) * 2 * kPage * padded_head_dim_;
+  return pages_[page]->data() + (size_t(layer) * config_.num_kv_heads + kv_head) * 2 * kPage * padded_head_dim_;
 }
 
 uint16_t* Decoder::values(int64_t page, int layer, int kv_head) const {

@@ -37,8 +37,18 @@ class Shares {
   alignas(64) std::atomic<int> next_{0};
 };
 
-struct Page {                     // kPage positions of all layers: keys and values
-  std::vector<uint16_t> data;
+// kPage positions of all layers: keys and values. Zeros at first: a slot not yet written is harmless. Large pages lie
+// in huge pages of the system where it has them.
+class Page {
+ public:
+  explicit Page(size_t bytes);
+  ~Page();
+  Page(const Page&) = delete;
+  Page& operator=(const Page&) = delete;
+  uint16_t* data() const { return data_; }
+
+ private:
+  uint16_t* data_;
 };
 
 struct Feed {                     // the new rows of one sequence

@@ -234,14 +234,28 @@ void attend_rows(const Attend& a, int row) {
   const F scale = S::set1(a.scale);
   F most[R];
   for (int r = 0; r < R; ++r) most[r] = S::set1(hidden);
+  // A chain of sums waits for itself, so there are several at a time: R rows, or 16 keys more, up to a page.
+  constexpr int kGroups = kAttendRows / R;
+  F dots[kGroups][R];
   for (int slot = begin; slot < end; slot += 16) {
-    const uint16_t* keys = a.keys[slot / kPage] + size_t(slot % kPage) * dim;
-    F dot[R];
-    for (int r = 0; r < R; ++r) dot[r] = S::zero();
-    for (int d = 0; d < dim; ++d) {
-      const F k = S::load_f16(keys + size_t(d) * 16);
-      for (int r = 0; r < R; ++r) dot[r] = S::fma(k, S::set1(a.queries[size_t(row + r) * a.query_stride + d]), dot[r]);
+    const int group = (slot - begin) / 16 % kGroups;
+    if (group == 0) {
+      const uint16_t* keys[kGroups];
+      for (int g = 0; g < kGroups; ++g) {           // past the end the last group is read again
+        const int at = slot + 16 * g < end ? slot + 16 * g : slot;
+        keys[g] = a.keys[at / kPage] + size_t(at % kPage) * dim;
+        for (int r = 0; r < R; ++r) dots[g][r] = S::zero();
+      }
+      for (int d = 0; d < dim; ++d) {
+        F q[R];
+        for (int r = 0; r < R; ++r) q[r] = S::set1(a.queries[size_t(row + r) * a.query_stride + d]);
+        for (int g = 0; g < kGroups; ++g) {
+          const F k = S::load_f16(keys[g] + size_t(d) * 16);
+          for (int r = 0; r < R; ++r) dots[g][r] = S::fma(k, q[r], dots[g][r]);
+        }
+      }
     }
+    const F* dot = dots[group];
     for (int r = 0; r < R; ++r) {
       F s = S::mul(dot[r], scale);
       if (a.softcap > 0.0f) s = S::mul(tanh_lanes(S::div(s, S::set1(a.softcap))), S::set1(a.softcap));

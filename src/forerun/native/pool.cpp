@@ -14,8 +14,8 @@
 
 namespace forerun {
 namespace {
-constexpr int kSpinsInPass = 600;         // some tens of microseconds; threads in step seldom wait longer
-constexpr int kSpinsBetweenPasses = 6000; // the caller samples and plans in between
+constexpr int kSpinsInPass = 2000;         // some tens of microseconds; threads in step seldom wait longer
+constexpr int kSpinsBetweenPasses = 20000; // the caller samples and plans in between
 
 long this_process() {
 #if defined(_WIN32)

@@ -182,10 +182,12 @@ class Arena:
 
 
 def _huge(nbytes: int) -> np.ndarray:
-    memory = mmap.mmap(-1, nbytes + _HUGE_PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        raw = np.empty(nbytes + _HUGE_PAGE, dtype=np.uint8)
+    else:
+        memory = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a system without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    raw = np.frombuffer(memory, dtype=np.uint8)
+        raw = np.frombuffer(memory, dtype=np.uint8)
     start = -raw.ctypes.data % _HUGE_PAGE
     return raw[start : start + nbytes]
