@@ -30,6 +30,11 @@ class Kind(NamedTuple):
     build: Callable[[Parts], Drafter | None]
 
 
+def _ngram(parts: Parts) -> Drafter:
+    flat = getattr(parts.session, "backend", "") == "torch"  # there a pass over 9 rows costs little more than over 1
+    return NgramDrafter(reach=2 if flat else 1)
+
+
 def _lm(parts: Parts) -> Drafter:
     draft, session = parts.open_model(parts.argument)
     difference = draft.tokenizer.same_vocabulary(parts.target.tokenizer)
@@ -43,7 +48,7 @@ def _lm(parts: Parts) -> Drafter:
 
 DRAFTERS: dict[str, Kind] = {
     "none": Kind("none", 0, lambda _parts: None),
-    "ngram": Kind("ngram", 8, lambda _parts: NgramDrafter()),
+    "ngram": Kind("ngram", 8, _ngram),
     "lm": Kind("lm:MODEL", 5, _lm),
 }
 

@@ -14,15 +14,16 @@ _LONGEST_MATCH = 64  # tokens
 class NgramDrafter:
     """Drafts point masses from the longest match of the text's end, the most recent one first.
 
-    It drafts at most as far as the match reaches back (as SuffixDecoding 2411.04975 does): long matches go on for
-    long, and a match of a single token is worth one draft.
+    It drafts at most `reach` times as far as the match reaches back (as SuffixDecoding 2411.04975 does): long matches
+    go on for long, and a match of a single token is worth one or two drafts.
     """
 
     name = "ngram"
 
-    def __init__(self, *, longest: int = 4, shortest: int = 1, max_drafts: int = 64) -> None:
+    def __init__(self, *, longest: int = 4, shortest: int = 1, reach: int = 1, max_drafts: int = 64) -> None:
         assert 1 <= shortest <= longest
         self.max_drafts = max_drafts
+        self._reach = reach
         self._sizes = range(longest, shortest - 1, -1)
         self._texts: dict[int, _Index] = {}
 
@@ -39,7 +40,7 @@ class NgramDrafter:
         if start is None or budget < 1:
             return NOTHING
         period = len(tokens) - start  # past the end of the text the copy goes on with itself
-        depth = min(budget, _match_length(tokens, start))
+        depth = min(budget, self._reach * _match_length(tokens, start))
         return Chosen([tokens[start + i % period] for i in range(depth)])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
