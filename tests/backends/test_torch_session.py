@@ -200,7 +200,15 @@ def test_neighbours_share_a_call_unless_that_costs_more() -> None:
 
 @pytest.mark.parametrize("dtype", [str(dtype) for dtype in PACKED])
 def test_a_rows_logits_do_not_depend_on_the_width_of_its_pass(dtype: str, tmp_path: Path) -> None:
-    """To the bit: greedy text is the same with and without drafts, alone or in a batch. Heads of the usual size."""
+    """To the bit in bf16: greedy text is the same with and without drafts, alone or in a batch. Heads of the usual size.
+
+    In fp32 with several threads the library sums wide passes in another order: last bits differ there.
+    """
+
+    def check(got: torch.Tensor, expected: torch.Tensor, label: object) -> None:
+        same = torch.equal(got, expected)
+        assert same or (dtype == "torch.float32" and float((got - expected).abs().max()) < 2e-5), label
+
     sizes = {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64}
     save_hf("llama", tmp_path, intermediate_size=1184, max_position_embeddings=512, **sizes)
     name = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}[dtype]
@@ -214,7 +222,7 @@ def test_a_rows_logits_do_not_depend_on_the_width_of_its_pass(dtype: str, tmp_pa
         pieces = [text[first : min(first + width, end)] for first in range(start, end, width)]
         rows = torch.cat([session.extend([Feed(seq, piece, len(piece))]).logits for piece in pieces])
         plain = rows if width == 1 else plain
-        assert torch.equal(rows, plain), width
+        check(rows, plain, width)
 
     seqs = [session.fork(prompt, start) for _ in range(5)]
     while feeds := [
@@ -224,7 +232,7 @@ def test_a_rows_logits_do_not_depend_on_the_width_of_its_pass(dtype: str, tmp_pa
     ]:
         begins = [session.length(feed.seq) - start for feed in feeds]
         expected = [plain[begin : begin + feed.num_logits] for begin, feed in zip(begins, feeds, strict=True)]
-        assert torch.equal(session.extend(feeds).logits, torch.cat(expected))
+        check(session.extend(feeds).logits, torch.cat(expected), "batch")
 
 
 def test_attention_sees_whole_blocks_but_no_number_that_the_kernel_halves() -> None:
