@@ -200,7 +200,7 @@ def test_neighbours_share_a_call_unless_that_costs_more() -> None:
 
 @pytest.mark.parametrize("dtype", [str(dtype) for dtype in PACKED])
 def test_a_rows_logits_do_not_depend_on_the_width_of_its_pass(dtype: str, tmp_path: Path) -> None:
-    """To the bit in bf16: greedy text is the same with and without drafts, alone or in a batch. Heads of the usual size.
+    """To the bit in bf16: greedy text is the same with and without drafts, alone or in a batch. Usual head sizes.
 
     In fp32 with several threads the library sums wide passes in another order: last bits differ there.
     """

@@ -165,3 +165,44 @@ def test_a_failing_engine_ends_all_requests_and_serves_new_ones(llm: LLM, monkey
         llm.generate(["a", "b"], PARAMS)
     assert no_handles(llm)
     assert llm.generate("again", PARAMS).finish_reason == "length"
+
+
+def broken(_tokens: object, _logits: object) -> object:
+    raise ValueError("no idea")
+
+
+def test_a_failed_answer_raises_alone_and_is_marked_among_others(llm: LLM) -> None:
+    failing = SamplingParams(max_tokens=5, logits_processors=(broken,))  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="no idea"):
+        llm.generate("a", failing)
+    outputs = llm.generate(["a", "b"], [failing, PARAMS])
+    assert [out.finish_reason for out in outputs] == ["error", "length"]
+    chat = llm.conversation(params=PARAMS)
+    with pytest.raises(EngineError, match="no idea"):
+        chat.say("a", failing)
+    assert chat.messages == []
+    assert chat.say("b").text == llm.generate("b", PARAMS).text
+
+
+def test_a_conversation_takes_one_turn_at_a_time(llm: LLM) -> None:
+    chat = llm.conversation(params=PARAMS)
+    stream = chat.stream("a")
+    next(stream)
+    with pytest.raises(RequestError, match="still being written"):
+        chat.say("b")
+    stream.close()  # type: ignore[attr-defined]
+    assert chat.say("b").completion_tokens == 20
+
+
+def test_what_is_no_prompt_and_what_are_no_params_is_refused(llm: LLM) -> None:
+    for prompt in (None, [], 3):
+        with pytest.raises(RequestError, match="prompt"):
+            llm.generate(prompt)  # type: ignore[call-overload]
+    with pytest.raises(RequestError, match="SamplingParams"):
+        llm.generate("a", {"max_tokens": 3})  # type: ignore[call-overload]
+
+
+def test_there_are_never_more_threads_than_cores(llm: LLM) -> None:
+    from forerun.config import available_cores
+
+    assert LLM("toy", threads=500).config.threads == available_cores()

@@ -7,9 +7,11 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from forerun.cli.options import ModelOptions, SamplingOptions, ShowOptions, TemplateOptions, with_options
 from forerun.cli.terminal import Writer, legend, note, progress_bars, use_color
-from forerun.errors import EngineError, ForerunError
+from forerun.errors import EngineError, ForerunError, UserError
 from forerun.types import Output, SamplingParams, SpeculationStats
 
 if TYPE_CHECKING:
@@ -40,9 +42,15 @@ def chat(*, template: TemplateOptions, model: ModelOptions, sampling: SamplingOp
             note(legend())
         _talk(dialogue, show_stats=show.stats)
         return
+    status = 0
     for line in sys.stdin:
-        if line.strip() and not dialogue.take(line.rstrip("\r\n"), show_stats=show.stats):
-            return
+        try:
+            if line.strip() and not dialogue.take(line.rstrip("\r\n"), show_stats=show.stats):
+                break
+        except ForerunError as error:  # the turn fails, the next ones go on
+            note(f"forerun: error: {error}")
+            status = 2 if isinstance(error, UserError) else 1
+    raise typer.Exit(status)
 
 
 def _greeting(llm: "LLM", load_s: float) -> str:

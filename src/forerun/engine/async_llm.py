@@ -34,11 +34,13 @@ class AsyncLLM:
         raw: bool = False,
         template_args: Mapping[str, Any] | None = None,
     ) -> Output:
-        """Answer one prompt. Cancelling the task aborts the request."""
+        """Answer one prompt. Cancelling the task aborts the request. Raises EngineError if it failed on the way."""
         output = None
         async for piece in self.stream(prompt, params, raw=raw, template_args=template_args):
             output = piece.output
         assert output is not None
+        if output.finish_reason == "error":
+            raise EngineError(f"the answer failed: {output.error}")
         return output
 
     async def stream(

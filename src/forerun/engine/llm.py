@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -18,7 +18,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.round import Span
 from forerun.engine.sequence import Event, Request
 from forerun.engine.text import TextStream
-from forerun.errors import OptionError, RequestError
+from forerun.errors import EngineError, OptionError, RequestError
 from forerun.models.load import load_checkpoint
 from forerun.models.tokenizer import Tokenizer
 from forerun.models.weights import Checkpoint
@@ -50,9 +50,13 @@ class LLM:
         try:
             config = replace(target, **given) if isinstance(target, Config) else Config(target, **given)
         except TypeError as error:
-            raise OptionError(f"unknown setting: {error}") from error
+            unknown = sorted(set(given) - {field.name for field in fields(Config)})
+            known = ", ".join(field.name for field in fields(Config))
+            raise OptionError(f"unknown setting {', '.join(unknown) or error}; expected some of {known}") from error
         config = replace(config, drafter="ngram" if config.drafter == "auto" else config.drafter)
         kind, argument = drafter_kind(config.drafter)
+        # more threads than cores wait for each other at every step
+        config = replace(config, threads=min(config.threads or available_cores(), available_cores()))
         config = replace(config, k=kind.default_k if config.k == "auto" else config.k)
 
         def open_model(name: str, device: str, cache_tokens: int | None) -> tuple[Checkpoint, Session]:
@@ -145,10 +149,14 @@ class LLM:
     ) -> Any:
         """Answer one prompt (returns an Output) or many at once (returns a list of them, in order).
 
-        Raises RequestError before anything runs if one of them can't be served.
+        Raises RequestError before anything runs if one of them can't be served. A failure on the way (a logits
+        processor that raises, a law without a token left) raises EngineError for one prompt; of many, that Output
+        has finish_reason "error" and the message in `error`, and the others are whole.
         """
+        if not isinstance(prompts, Sequence) or len(prompts) == 0:
+            raise RequestError(f"the prompt is {prompts!r}; expected text, messages, token ids, or a list of such")
         if _is_one_prompt(prompts):
-            return self.generate([prompts], params, raw=raw, template_args=template_args)[0]
+            return _succeeded(self.generate([prompts], params, raw=raw, template_args=template_args)[0])
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise RequestError(
@@ -188,7 +196,9 @@ class LLM:
         self, ids: Sequence[int], params: SamplingParams | None = None, *, keep: bool = False, resume: int | None = None
     ) -> "_Job":
         """Queue a request; `step` or `pieces` moves it on."""
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"the sampling params are {params!r}; expected SamplingParams(…)")
         seed = secrets.randbits(63) if params.seed is None else params.seed
         with self._lock:
             request_id = self.engine.add(Request(tuple(ids), params, seed=seed, keep=keep, resume=resume))
@@ -274,19 +284,21 @@ class Conversation:
         self._llm = llm
         self._params = params or SamplingParams()
         self._template_args = dict(template_args or {})
+        self._is_answering = False
         self._kept: int | None = None  # the engine's id of the last turn, whose caches are there
         self._past_text = ""  # what the model has seen and said, as text
         self._past_ids: tuple[int, ...] = ()  # and as tokens
 
     def say(self, text: str, params: SamplingParams | None = None) -> Output:
-        """Say something and return the answer."""
+        """Say something and return the answer. Raises EngineError, and forgets the turn, if it failed on the way."""
         *_, last = self.stream(text, params)
-        assert last.output is not None
-        return last.output
+        return _succeeded(last.output)
 
     def stream(self, text: str, params: SamplingParams | None = None) -> Iterator[Piece]:
         """Say something and yield the answer piece by piece. If closed early, what was said so far stays."""
         params = params or self._params
+        if self._is_answering:
+            raise RequestError("an answer of this conversation is still being written; read it to its end or close it")
         self.messages.append({"role": "user", "content": text})
         try:
             prompt_text, ids = self._fit(params)
@@ -294,20 +306,26 @@ class Conversation:
         except Exception:
             self.messages.pop()
             raise
-        self._kept = job.request_id
+        self._kept, self._is_answering = job.request_id, True
         try:
             yield from self._llm.pieces(job)
         finally:
-            output = job.output
-            assert output is not None
-            self.messages.append({"role": "assistant", "content": output.text})
-            stopped = output.finish_reason == "stop" and output.token_ids[-1] in self._llm.tokenizer.eos_ids
-            written = output.token_ids[:-1] if stopped else output.token_ids
-            self._past_text, self._past_ids = prompt_text + output.text, (*ids, *written)
-            if self._llm.tokenizer.decode(written) != output.text:  # a stop cut the text within what was written
-                self._past_text, self._past_ids = "", ()
-            if output.finish_reason == "error":
-                self._kept, self._past_text, self._past_ids = None, "", ()
+            self._is_answering = False
+            self._remember(prompt_text, ids, job.output)
+
+    def _remember(self, prompt_text: str, ids: tuple[int, ...], output: Output | None) -> None:
+        """Add an answer to the history; a turn that failed is forgotten."""
+        assert output is not None
+        if output.finish_reason == "error":
+            self.messages.pop()
+            self._kept, self._past_text, self._past_ids = None, "", ()
+            return
+        self.messages.append({"role": "assistant", "content": output.text})
+        stopped = output.finish_reason == "stop" and output.token_ids[-1] in self._llm.tokenizer.eos_ids
+        written = output.token_ids[:-1] if stopped else output.token_ids
+        self._past_text, self._past_ids = prompt_text + output.text, (*ids, *written)
+        if self._llm.tokenizer.decode(written) != output.text:  # a stop cut the text within what was written
+            self._past_text, self._past_ids = "", ()
 
     def reset(self) -> None:
         """Forget all but the system message."""
@@ -402,8 +420,15 @@ def _resolved(config: Config, session: Session) -> Config:
         dtype=getattr(session, "dtype", config.dtype),
         backend=getattr(session, "backend", config.backend),
         device=str(getattr(session, "device", config.device)),
-        threads=config.threads or available_cores(),
+        threads=config.threads,
     )
+
+
+def _succeeded(output: Output | None) -> Output:
+    assert output is not None
+    if output.finish_reason == "error":
+        raise EngineError(f"the answer failed: {output.error}")
+    return output
 
 
 def _is_one_prompt(prompts: Any) -> bool:
