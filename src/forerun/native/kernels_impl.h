@@ -8,23 +8,6 @@ namespace {
 using F = S::F;
 using I = S::I;
 
-inline float half_to_float(uint16_t h) {
-  union { uint32_t u; float f; } out, magic;
-  const uint32_t sign = uint32_t(h & 0x8000u) << 16;
-  const uint32_t rest = uint32_t(h & 0x7fffu);
-  if (rest >= 0x7c00u) {
-    out.u = sign | 0x7f800000u | ((rest & 0x3ffu) << 13);
-  } else if (rest >= 0x400u) {
-    out.u = sign | ((rest + (112u << 10)) << 13);
-  } else {
-    magic.u = 113u << 23;       // a subnormal: let the subtraction normalise it
-    out.u = (113u << 23) | (rest << 13);
-    out.f -= magic.f;
-    out.u |= sign;
-  }
-  return out.f;
-}
-
 inline float bits_to_float(uint32_t u) {
   union { uint32_t u; float f; } x;
   x.u = u;
