@@ -205,3 +205,93 @@ class SessionSuite:
             logits = session.extend(feeds).logits
             expected = [fresh_rows(session, texts[feed.seq], feed.num_logits) for feed in feeds]
             self.check(logits, np.concatenate(expected))
+
+    def test_a_row_of_a_tree_equals_the_end_of_its_path(self, session: Session) -> None:
+        if not session.can_branch:
+            pytest.skip("this session takes chains only")
+        prefix = self.text(session, 11)
+        for name, parents in TREES.items():
+            tokens = self.text(session, len(parents), seed=len(name))
+            paths = tree_paths(parents)
+            seq, neighbour, chain = session.open(), session.open(), session.open()
+            session.extend([Feed(seq, prefix), Feed(neighbour, prefix[:5])])
+            scores = session.extend(
+                [
+                    Feed(neighbour, prefix[5:8], 2),
+                    Feed(seq, tokens, len(parents), parents),
+                    Feed(chain, prefix[:4], 1),
+                ],
+                taps=[0],
+            )
+            assert session.length(seq) == 11 + len(parents)
+            assert len(scores.taps[0]) == 3 + len(parents) + 4
+            logits = as_numpy(scores.logits)
+            assert len(logits) == 2 + len(parents) + 1
+            expected = [fresh_rows(session, prefix + [tokens[i] for i in path], 1) for path in paths]
+            self.check(logits[:2], fresh_rows(session, prefix[:8], 2))
+            self.check(logits[2:-1], np.concatenate(expected))
+            self.check(logits[-1:], fresh_rows(session, prefix[:4], 1))
+            for open_seq in (seq, neighbour, chain):
+                session.release(open_seq)
+
+    def test_after_a_tree_the_kept_path_is_as_if_fed_alone(self, session: Session) -> None:
+        if not session.can_branch:
+            pytest.skip("this session takes chains only")
+        room = session.room()
+        prefix, more = self.text(session, 13), self.text(session, 5, seed=3)
+        for name, parents in TREES.items():
+            tokens = self.text(session, len(parents), seed=len(name))
+            for path in [[], *tree_paths(parents)]:
+                seq = session.open()
+                session.extend([Feed(seq, prefix)])
+                session.extend([Feed(seq, tokens, 1, parents)])
+                session.keep(seq, 13, path)
+                assert session.length(seq) == 13 + len(path)
+                branch = session.fork(seq, 13 + len(path))
+                text = prefix + [tokens[i] for i in path] + more
+                self.check(session.extend([Feed(seq, more, 5)]).logits, fresh_rows(session, text, 5))
+                self.check(session.extend([Feed(branch, more, 5)]).logits, fresh_rows(session, text, 5))
+                session.release(seq)
+                session.release(branch)
+        assert session.room() == room
+
+    def test_a_path_of_a_chain_is_its_beginning(self, session: Session) -> None:
+        tokens, more = self.text(session, 9), self.text(session, 3, seed=1)
+        seq = session.open()
+        session.extend([Feed(seq, tokens[:4])])
+        session.extend([Feed(seq, tokens[4:], 2)])
+        session.keep(seq, 4, [0, 1, 2])
+        assert session.length(seq) == 7
+        self.check(session.extend([Feed(seq, more, 3)]).logits, fresh_rows(session, tokens[:7] + more, 3))
+
+    def test_a_tree_may_be_wider_than_the_context_has_positions_left(self, session: Session) -> None:
+        if not session.can_branch or session.max_len > 4096:
+            pytest.skip("chains only, or too long a context to fill here")
+        tokens = self.text(session, session.max_len - 2)
+        seq = session.open()
+        session.extend([Feed(seq, tokens)])
+        with pytest.raises(RequestError):
+            session.extend([Feed(seq, [0, 1, 0], 1, [-1, 0, 1])])
+        assert session.length(seq) == len(tokens)
+        logits = session.extend([Feed(seq, [1, 0, 1, 2], 4, [-1, 0, 0, 0])]).logits
+        self.check(logits[3:], fresh_rows(session, [*tokens, 1, 2], 1))
+        session.keep(seq, len(tokens), [0, 3])
+        assert session.length(seq) == session.max_len
+
+
+TREES = {
+    "a chain": [-1, 0, 1, 2, 3],
+    "two branches": [-1, 0, 1, 0, 3],
+    "three roots, as a pass without a pending token": [-1, -1, -1, 0, 2, 4],
+    "bushy, breadth first": [-1, 0, 0, 0, 1, 1, 2, 3, 4, 4, 6, 8],
+    "depth first, late branches": [-1, 0, 1, 2, 3, 4, 2, 6, 1, 8, 0, 10, 11],
+    "more rows than a page has slots": [-1, *range(20), *([3] * 20), *range(40, 59)],
+}
+
+
+def tree_paths(parents: Sequence[int]) -> list[list[int]]:
+    """Return for each row of a tree the rows from the root to it."""
+    paths: list[list[int]] = []
+    for row, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else ()), row])
+    return paths

@@ -1,7 +1,7 @@
 """The contract of a backend: a `Session` is a model with a cache of many sequences.
 
 It has one verb, `extend`: feed these tokens, give me the logits of the last m rows. Prefill, plain decoding and
-verification of drafts are all that. A cache is a length; every rollback (`keep`) is absolute.
+verification of drafts, in chains and in trees, are all that. A cache is a length; every rollback (`keep`) is absolute.
 
 What a session does *not* know: sampling, drafts, end tokens, text.
 """
@@ -19,6 +19,9 @@ class Feed(NamedTuple):
     seq: int
     tokens: Sequence[int]  # at least one, appended at positions length, length + 1, …
     num_logits: int = 0  # logits are wanted for the last num_logits of these rows
+    # A tree: the earlier row of this feed that each row follows, -1 for what is cached. None: each follows the one before.
+    # A row sees what is cached, its ancestors and itself; its position is length plus the number of its ancestors.
+    parents: Sequence[int] | None = None
 
 
 class Scores(NamedTuple):
@@ -28,15 +31,26 @@ class Scores(NamedTuple):
     taps: Mapping[int, Array] = MappingProxyType({})  # layer -> (N, D): hidden states after it, all rows in order
 
 
+def depths(parents: Sequence[int]) -> list[int]:
+    """Return how many ancestors each row of a tree has."""
+    found: list[int] = []
+    for parent in parents:
+        assert -1 <= parent < len(found), f"row {len(found)} of a tree follows {parent}"
+        found.append(0 if parent < 0 else found[parent] + 1)
+    return found
+
+
 class Session(Protocol):
     """A model with a cache of many sequences.
 
-    Invariant: `length(seq)` rows of sequence `seq` are cached, at positions 0 … length - 1.
+    Invariant: `length(seq)` rows of sequence `seq` are cached, at positions 0 … length - 1. Between a pass over a tree
+    and the `keep` that picks a path of it, the rows of the tree count too, in their order.
     """
 
     vocab_size: int  # V: ids 0 … V - 1 are real tokens; padded rows of the head are already cut off
     max_len: int  # the most positions that a sequence may have
     num_layers: int
+    can_branch: bool  # takes trees; without it `Feed.parents` is always None, and `path` a chain's beginning
 
     def open(self) -> int:
         """Start an empty sequence and return its handle."""
@@ -47,11 +61,16 @@ class Session(Protocol):
     def extend(self, feeds: Sequence[Feed], *, taps: Sequence[int] = ()) -> Scores:
         """Append the tokens of each feed to its sequence, in one pass; each sequence appears at most once.
 
+        Logits and taps come in the order of the rows, whatever the tree. After a tree comes a `keep`, then more.
         Raises RequestError before anything is changed when a sequence would grow past `max_len`.
         """
 
-    def keep(self, seq: int, length: int) -> None:
-        """Forget all rows of `seq` from position `length` on. 0 ≤ length ≤ length(seq)."""
+    def keep(self, seq: int, length: int, path: Sequence[int] = ()) -> None:
+        """Forget all rows of `seq` from position `length` on. 0 ≤ length ≤ length(seq).
+
+        With a `path`, `length` is that from before the last extend of `seq`, and `path` lists rows of that extend, each
+        following the one before: they stay, at positions length, length + 1, …
+        """
 
     def fork(self, seq: int, length: int) -> int:
         """Return a new sequence that begins with the first `length` rows of `seq`; the two are independent."""

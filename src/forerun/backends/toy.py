@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forerun.backends.base import Feed, Scores
+from forerun.backends.base import Feed, Scores, depths
 from forerun.errors import RequestError
 
 
@@ -15,6 +15,7 @@ class ToySession:
     """
 
     num_layers = 1
+    can_branch = True
 
     def __init__(self, logits: np.ndarray, *, max_len: int = 1 << 20, cache_tokens: int = 1 << 30) -> None:
         self._logits = np.asarray(logits)
@@ -47,16 +48,20 @@ class ToySession:
         for feed in feeds:
             assert len(feed.tokens) > 0
             assert feed.num_logits <= len(feed.tokens)
-            length = self.length(feed.seq) + len(feed.tokens)
+            rows = len(feed.tokens) if feed.parents is None else max(depths(feed.parents)) + 1
+            length = self.length(feed.seq) + rows
             if length > self.max_len:
                 raise RequestError(f"a sequence of {length} tokens doesn't fit into a context of {self.max_len}")
         rows, fed = [np.empty((0, self.vocab_size), self._logits.dtype)], list[int]()
         for feed in feeds:
             tokens = self._tokens[feed.seq]
+            paths = list[list[int]]()
+            for row, token in enumerate(feed.tokens):
+                parent = row - 1 if feed.parents is None else feed.parents[row]
+                paths.append([*(paths[parent] if parent >= 0 else ()), token])
+            rows += [self._row(tokens + path)[None] for path in paths[len(paths) - feed.num_logits :]]
             tokens += feed.tokens
             fed += feed.tokens
-            first = len(tokens) - feed.num_logits + 1
-            rows += [self._row(tokens[:end])[None] for end in range(first, len(tokens) + 1)]
         hidden = np.eye(self.vocab_size, dtype=np.float32)[np.asarray(fed, dtype=np.int64)] if taps else None
         return Scores(np.concatenate(rows), dict.fromkeys(taps, hidden))
 
@@ -65,9 +70,10 @@ class ToySession:
         row: np.ndarray = self._logits[tuple(context)]
         return row
 
-    def keep(self, seq: int, length: int) -> None:
-        assert 0 <= length <= self.length(seq)
-        del self._tokens[seq][length:]
+    def keep(self, seq: int, length: int, path: Sequence[int] = ()) -> None:
+        tokens = self._tokens[seq]
+        assert 0 <= length <= len(tokens)
+        tokens[length:] = [tokens[length + row] for row in path]
 
     def fork(self, seq: int, length: int) -> int:
         assert 0 <= length <= self.length(seq)

@@ -36,6 +36,7 @@ class CpuSession:
     """
 
     backend, device = "cpu", "cpu"
+    can_branch = False
 
     def __init__(
         self,
@@ -81,9 +82,10 @@ class CpuSession:
     def length(self, seq: int) -> int:
         return self._table.length(seq)
 
-    def keep(self, seq: int, length: int) -> None:
-        assert 0 <= length <= self.length(seq), f"keep {length} of {self.length(seq)} rows"
-        self._table.keep(seq, length)
+    def keep(self, seq: int, length: int, path: Sequence[int] = ()) -> None:
+        assert 0 <= length <= self.length(seq) - len(path), f"keep {length} of {self.length(seq)} rows"
+        assert list(path) == list(range(len(path))), "this session takes chains only"
+        self._table.keep(seq, length + len(path))
 
     def fork(self, seq: int, length: int) -> int:
         assert 0 <= length <= self.length(seq), f"fork {length} of {self.length(seq)} rows"

@@ -38,6 +38,7 @@ class TorchSession:
     """
 
     backend = "torch"
+    can_branch = False
 
     def __init__(
         self,
@@ -89,9 +90,10 @@ class TorchSession:
     def room(self) -> int:
         return max(0, self.cache_tokens - self._cache.num_positions)
 
-    def keep(self, seq: int, length: int) -> None:
-        assert 0 <= length <= self.length(seq), f"keep {length} of {self.length(seq)} rows"
-        self._cache.set_length(self._slots[seq], length)
+    def keep(self, seq: int, length: int, path: Sequence[int] = ()) -> None:
+        assert 0 <= length <= self.length(seq) - len(path), f"keep {length} of {self.length(seq)} rows"
+        assert list(path) == list(range(len(path))), "this session takes chains only"
+        self._cache.set_length(self._slots[seq], length + len(path))
 
     def fork(self, seq: int, length: int) -> int:
         assert 0 <= length <= self.length(seq), f"fork {length} of {self.length(seq)} rows"
