@@ -19,6 +19,7 @@ class LMDrafter:
     """Drafts by a `Session`; q is the model's law after the very transforms that the target's law goes through."""
 
     name = "lm"
+    num_top = 0
 
     def __init__(self, session: Session, *, vocab_size: int, max_drafts: int = 64) -> None:
         """`vocab_size`: the target's V. The two share one tokenizer; padded rows are cut off."""
@@ -79,7 +80,7 @@ class LMDrafter:
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep up with prompts while the target reads them; after a round the next proposal catches up."""
         feeds = []
-        for seq, tokens, _start in outcomes:
+        for seq, tokens, *_ in outcomes:
             handle = self._rewound(seq, tokens)
             pending = tokens[self.session.length(handle) : len(tokens) - 1]
             if len(pending) > 1 and len(tokens) - 1 <= self.session.max_len:

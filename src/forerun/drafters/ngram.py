@@ -19,6 +19,7 @@ class NgramDrafter:
     """
 
     name = "ngram"
+    num_top = 0
 
     def __init__(self, *, longest: int = 4, shortest: int = 1, reach: int = 1, max_drafts: int = 64) -> None:
         assert 1 <= shortest <= longest
