@@ -4,13 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from forerun.backends.base import Feed, Scores
 from forerun.backends.toy import ToySession
-from forerun.drafters.base import Chosen, Drafter, Drawn, Outcome, Proposal, View
+from forerun.drafters.base import Chosen, Drafter, Drawn, Offer, Outcome, Proposal, Tree, View
 from forerun.drafters.lm import LMDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Event, Request
+from forerun.sampling.laws import Row, laws
+from forerun.sampling.streams import Role
+from forerun.sampling.tree import without
+from forerun.sampling.verify import draw
 from forerun.types import FinishReason, SpeculationStats, TokenLogprob, TokenTrace
 
 SIZE = 7
@@ -41,6 +47,7 @@ class Scripted:
 
     name = "scripted"
     max_drafts = 64
+    num_top = 0
 
     def __init__(self, function: Callable[[Sequence[int]], Sequence[int]]) -> None:
         self._function = function
@@ -53,6 +60,78 @@ class Scripted:
     def fork(self, seq: int, child: int) -> None: ...
 
     def release(self, seq: int) -> None: ...
+
+
+class Branching(Scripted):
+    """Drafts point masses in a tree: what the function says, and beside each draft two others with a child."""
+
+    name = "branching"
+    num_top = 3
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Proposal]:
+        return [self._tree(view, budget) for view, budget in zip(views, budgets, strict=True)]
+
+    def _tree(self, view: View, budget: int) -> Proposal:
+        assert view.branches
+        tokens, parents, last = list[int](), list[int](), -1
+        for token in self._function(view.tokens):
+            trunk = len(tokens)
+            tokens += [token, (token + 1) % SIZE, (token + 3) % SIZE, token, token]
+            parents += [last, last, last, trunk + 1, trunk + 2]
+            last = trunk
+        return Chosen(tokens[:budget], parents[:budget], [index % 5 for index in range(len(tokens[:budget]))])
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.verified is not None:
+                tokens, top_ids = outcome.verified
+                assert top_ids.shape == (len(tokens), 3)
+                assert tokens[0] in outcome.tokens[outcome.start :]
+
+
+class Sampling(Scripted):
+    """Draws trees without replacement from a table, with a point mass between the draws where `mixed`."""
+
+    name = "sampling"
+
+    def __init__(self, *, mixed: bool = False) -> None:
+        self._session = toy(order=1, seed=5)
+        self._mixed = mixed
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Proposal]:
+        return [self._tree(view, budget) for view, budget in zip(views, budgets, strict=True)]
+
+    def _tree(self, view: View, budget: int) -> Proposal:
+        uniforms = view.sampler.stream.uniforms(len(view.tokens), Role.DRAFT, 16)
+        tokens, parents, offers, q = list[int](), list[int](), list[Offer](), list[np.ndarray]()
+        for node, children in ((-1, 2), (0, 2), (1, 1)):
+            path = [node] if node < 0 else [parents[node], node]
+            drafted = tuple(tokens[i] for i in path if i >= 0)
+            if node >= len(tokens):
+                break
+            logits = self._session._row([*view.tokens, *drafted])[None]
+            law = left = laws(logits, [Row(view.sampler, drafted)])[0]
+            q.append(law)
+            own: list[int] = []
+            for _ in range(children):
+                if left.sum() == 0:
+                    break
+                token = int(draw(left[None], np.asarray([uniforms[len(offers)]]))[0])
+                left = without(left, token)
+                own.append(len(offers))
+                offers.append(Offer(self._node(tokens, parents, node, token), len(q) - 1))
+            if self._mixed and own:
+                offers.insert(own[0] + 1, Offer(self._node(tokens, parents, node, 2), None))
+        kept = [offer for offer in offers if offer.draft < budget]  # a budget is known before anything is drawn
+        return Tree(tokens[:budget], parents[:budget], kept, np.stack(q))
+
+    def _node(self, tokens: list[int], parents: list[int], node: int, token: int) -> int:
+        for draft, parent in enumerate(parents):
+            if parent == node and tokens[draft] == token:
+                return draft
+        tokens.append(token)
+        parents.append(node)
+        return len(tokens) - 1
 
 
 def everything_in_turn(tokens: Sequence[int]) -> list[int]:
@@ -68,6 +147,9 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "lm with a wider head": lambda: LMDrafter(toy(order=1, seed=5, size=SIZE + 3), vocab_size=SIZE),
     "lm with a short context": lambda: LMDrafter(toy(order=1, seed=5, max_len=9), vocab_size=SIZE),
     "scripted": lambda: Scripted(everything_in_turn),
+    "branching": lambda: Branching(everything_in_turn),
+    "sampling": Sampling,
+    "mixed": lambda: Sampling(mixed=True),
 }
 
 
@@ -142,13 +224,13 @@ def check_caches(engine: Engine) -> None:
     for handle, tokens in engine._parked.values():
         assert caches.pop(handle) == tokens
     assert not caches, "a handle that nobody holds"
-    if isinstance(engine.drafter, LMDrafter):
-        drafting = set(engine.drafter._handles.values())
-        assert drafting == set(engine.drafter.session.caches)
-        known = {sequence.id for sequence in engine._scheduler.running} | set(engine._parked)
-        assert set(engine.drafter._handles) <= known
-        for seq, handle in engine.drafter._handles.items():
-            assert engine.drafter.session.caches[handle] == engine.drafter._fed[seq]
+    for drafter in engine.drafters:
+        if isinstance(drafter, LMDrafter):
+            assert set(drafter._handles.values()) == set(drafter.session.caches)
+            known = {sequence.id for sequence in engine._scheduler.running} | set(engine._parked)
+            assert set(drafter._handles) <= known
+            for seq, handle in drafter._handles.items():
+                assert drafter.session.caches[handle] == drafter._fed[seq]
 
 
 __all__ = [

@@ -79,8 +79,8 @@ def test_caches_are_right_after_every_step_of_a_random_life(drafter: str, seed: 
     for request_id in list(engine._parked):
         engine.release(request_id)
     assert not session.caches
-    if isinstance(engine.drafter, LMDrafter):
-        assert not engine.drafter.session.caches
+    for left in engine.drafters:
+        assert not isinstance(left, LMDrafter) or not left.session.caches
     assert len(finished) > 15
     for request, result in finished:
         fresh = engine_of(DRAFTERS[drafter]())
@@ -168,8 +168,9 @@ def test_a_drafter_forgets_a_kept_sequence_that_goes_on_without_drafts() -> None
         (first,) = run(engine, [Request((1, 2, 3, 1, 2), params, keep=True)])
         text = (1, 2, 3, *first.token_ids[:2])
         (second,) = run(engine, [Request(text, without, keep=True, resume=0, seed=1)])
-        assert not getattr(engine.drafter, "_texts", None)
-        assert not getattr(engine.drafter, "_handles", None)
+        for left in engine.drafters:
+            assert not getattr(left, "_texts", None)
+            assert not getattr(left, "_handles", None)
         last = Request((*text, *second.token_ids), params, resume=0, seed=2)
         (resumed,) = run(engine, [last])
         (fresh,) = run(engine_of(DRAFTERS[drafter]()), [Request(last.prompt_ids, params, seed=2)])

@@ -98,11 +98,11 @@ def test_counts_agree_with_traces_and_with_each_other(drafter: str, verify: Veri
 def test_a_round_counts_positions_up_to_the_first_that_fell() -> None:
     from forerun.engine.engine import _round_stats
 
-    assert _round_stats(0, 0, 1) == SpeculationStats(1, 0, 0, 0, 1, (), ())
-    assert _round_stats(4, 0, 1) == SpeculationStats(1, 4, 1, 0, 1, (1,), (0,))
-    assert _round_stats(4, 2, 3) == SpeculationStats(1, 4, 3, 2, 3, (1, 1, 1), (1, 1, 0))
-    assert _round_stats(4, 4, 5) == SpeculationStats(1, 4, 4, 4, 5, (1, 1, 1, 1), (1, 1, 1, 1))
-    total = _round_stats(4, 2, 3) + _round_stats(1, 1, 2) + _round_stats(0, 0, 1)
+    assert _round_stats(0, 0, 1, fell=False) == SpeculationStats(1, 0, 0, 0, 1, (), ())
+    assert _round_stats(4, 0, 1, fell=True) == SpeculationStats(1, 4, 1, 0, 1, (1,), (0,))
+    assert _round_stats(4, 2, 3, fell=True) == SpeculationStats(1, 4, 3, 2, 3, (1, 1, 1), (1, 1, 0))
+    assert _round_stats(4, 4, 5, fell=False) == SpeculationStats(1, 4, 4, 4, 5, (1, 1, 1, 1), (1, 1, 1, 1))
+    total = _round_stats(4, 2, 3, fell=True) + _round_stats(1, 1, 2, fell=False) + _round_stats(0, 0, 1, fell=False)
     assert total == SpeculationStats(3, 5, 4, 3, 6, (2, 1, 1), (2, 1, 0))
     assert total.acceptance_by_position == (1.0, 1.0, 0.0)
     assert (total.acceptance_rate, total.tokens_per_round) == (0.75, 2.0)

@@ -110,16 +110,36 @@ def test_streams_of_one_seed_and_seeds_of_one_stream_differ() -> None:
     assert len({result.outcome for result in run(engine_of(DRAFTERS["lm"]()), again)}) == 1
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "scripted", "branching"])
+@pytest.mark.parametrize("k", [1, 3, 64])
+def test_sampled_text_is_that_of_plain_decoding_where_drafts_are_chosen(drafter: str, k: int) -> None:
+    """The target's choice at a place depends on the text before it and on a draw keyed by the place."""
+    requests = requests_of(0.9)
+    expected = alone(requests)
+    assert len(set(expected)) > 15
+    results = run(engine_of(DRAFTERS[drafter](), k=k), requests, joins=[i % 5 for i in range(24)])
+    assert [result.outcome for result in results] == expected
+    assert sum(result.stats.accepted for result in results) > 15
+
+
 @pytest.mark.parametrize("verify", ["block", "token", "coupled"])
-@pytest.mark.parametrize("drafter", ["lm", "scripted"])
+@pytest.mark.parametrize("drafter", ["lm", "scripted", "branching", "sampling", "mixed"])
 def test_no_draw_is_met_in_two_rounds(drafter: str, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every uniform that is asked for in a whole generation, by position, role and index, is asked for once."""
+    """Uniforms keyed by the round are asked for once. Those of the target's choices are keyed by place: there the
+
+    drafts don't depend on them, so that what was looked at past the end of a path had no effect.
+    """
     asked: list[tuple[int, int, int]] = []
     positions: list[int] = []
+    choices: list[int] = []
     honest_uniforms, honest_exponentials = Stream.uniforms, Stream.exponentials
 
     def uniforms(self: Stream, position: int, role: Role, count: int) -> list[float]:
-        asked.extend((position, int(role), i) for i in range(count))
+        if role == Role.CHOICE:
+            assert count == 1
+            choices.append(position)
+        else:
+            asked.extend((position, int(role), i) for i in range(count))
         return honest_uniforms(self, position, role, count)
 
     def exponentials(self: Stream, position: int, vocab_size: int, x: Any) -> Any:
@@ -130,16 +150,19 @@ def test_no_draw_is_met_in_two_rounds(drafter: str, verify: Verify, monkeypatch:
     monkeypatch.setattr(Stream, "exponentials", exponentials)
     params = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True, verify=verify)
     (result,) = run(engine_of(DRAFTERS[drafter](), k=4), [Request(PROMPTS[2], params, seed=1)])
-    assert len(asked) == len(set(asked)) > 150
-    assert {role for _, role, _ in asked} <= {Role.DRAFT, Role.ACCEPT, Role.RESAMPLE}
-    if verify == "coupled":  # noise is the target's own, by absolute position: met by the drafter, too
-        assert set(range(len(PROMPTS[2]), len(PROMPTS[2]) + 200)) <= set(positions)
-        assert {role for _, role, _ in asked} <= {Role.DRAFT, Role.RESAMPLE}
+    first = len(PROMPTS[2])
+    assert len(asked) == len(set(asked))
+    assert {position for position, _, _ in asked} <= {first + sum(result.steps[:i]) for i in range(len(result.steps))}
+    if verify == "coupled":
+        assert not choices
+        assert {role for _, role, _ in asked} <= {Role.DRAFT}
+    elif drafter in ("scripted", "branching"):
+        assert set(range(first, first + 200)) <= set(choices)
+        assert not asked
     else:
-        assert not positions
-    starts = {position for position, _, _ in asked}
-    lengths = [len(PROMPTS[2]) + sum(result.steps[:i]) for i in range(len(result.steps))]
-    assert starts == set(lengths)  # the committed length at the start of each round
+        assert choices[0] == first  # the round that ends the prompt has no drafts
+        assert {role for _, role, _ in asked} == {Role.DRAFT, Role.ACCEPT, Role.RESAMPLE}
+        assert len(asked) > 150
 
 
 def test_scripted_drafts_hold_every_token() -> None:

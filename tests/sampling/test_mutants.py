@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.sampling.verify import Verdict, block_rule, point_rule, residual, token_rule
+from forerun.sampling.verify import Verdict, block_rule, residual, token_rule
 from tests.sampling.enumeration import (
     KINDS,
     Case,
@@ -240,13 +240,3 @@ def test_a_number_of_drafts_that_looks_ahead_turns_seven_tenths_into_more() -> N
         prove(two, rule, cut(drafts, np.where(drafts.drafts_NK[:, 0] == 1, 1, 2)))  # stop after it: kept
         with pytest.raises(AssertionError):
             prove(two, rule, cut(drafts, np.where(drafts.drafts_NK[:, 1] == 1, 1, 2)))  # stop before it: dropped
-
-
-def test_a_chosen_draft_that_is_dropped_for_what_it_is_stays_exact() -> None:
-    """A point mass is known beforehand: whether it is judged may depend on it, as long as no draw is looked at."""
-    for kind in KINDS:
-        for case in cases(kind, SHAPES):
-            drafts = drawn(case)
-            p = case.rows(case.p, drafts.drafts_NK)
-            dropped = cut(drafts, first(masses(p, drafts.drafts_NK) < 0.2, case.num_drafts))
-            prove_each(case, lambda p, q, *rest: point_rule(p, *rest), dropped)

@@ -21,7 +21,8 @@ from forerun.drafters.lm import LMDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Request
 from forerun.sampling.streams import Role, Stream
-from forerun.sampling.verify import Verdict, block_rule, draw, point_rule, token_rule
+from forerun.sampling.tree import walk
+from forerun.sampling.verify import block_rule, draw, token_rule
 from forerun.types import SamplingParams
 from tests.sampling.enumeration import Rule, round_edges
 
@@ -76,7 +77,7 @@ def by_absolute_position(start: int, role: Role, index: int, offset: int) -> Key
 class Rounds:
     """Rounds of one text with `depth` drafts each, over laws of the last few tokens."""
 
-    def __init__(self, target: Law, drafter: Law, rule: Rule, depth: int, *, drawn: bool, num_rounds: int = 2) -> None:
+    def __init__(self, target: Law, drafter: Law, rule: Rule | None, depth: int, *, drawn: bool, num_rounds: int = 2) -> None:
         self.target, self.drafter, self.rule, self.depth = target, drafter, rule, depth
         self.drawn, self.num_rounds = drawn, num_rounds
         self._edges: dict[tuple[Text, Text], np.ndarray] = {}
@@ -95,6 +96,9 @@ class Rounds:
                 q.append(law)
             p = np.stack([self.target(text + drafts[:i]) for i in range(self.depth + 1)])[None]
             case = (p, np.stack([*q, np.zeros_like(q[0])])[None], np.asarray([drafts]), np.asarray([self.depth]))
+            if self.rule is None:
+                text += self._chosen(start, text, drafts, p[0], draws)
+                continue
             if (text, drafts) not in self._edges:
                 self._edges[text, drafts] = round_edges(self.rule, *case)[0]
             edges = self._edges[text, drafts]
@@ -105,6 +109,15 @@ class Rounds:
             u = draws.pick(keyed(start, Role.RESAMPLE, 0, n), np.cumsum(law))
             text += (*drafts[:n], int(draw(law[None], np.asarray([u]))[0]))
         return text
+
+    def _chosen(self, start: int, text: Text, drafts: Text, p_LV: np.ndarray, draws: Draws) -> Text:
+        """The target chooses at every row, also past the end of the path, by draws keyed by the place."""
+        choices = []
+        for i, law in enumerate(p_LV):
+            u = draws.pick((start + i, int(Role.CHOICE), 0), np.cumsum(law))
+            choices.append(int(draw(law[None], np.asarray([u]))[0]))
+        n = len(walk(drafts, None, choices))
+        return (*drafts[:n], choices[n])
 
     def distance(self, keyed: Callable[..., Key]) -> float:
         """Return how far the law of the rounds, continued by the target to a fixed length, is from the target's."""
@@ -127,11 +140,7 @@ class Rounds:
         return float(mass)
 
 
-def chosen_rule(p: Any, q: Any, drafts: Any, num_drafts: Any, u: Any) -> Verdict:
-    return point_rule(p, drafts, num_drafts, u)
-
-
-RULES: dict[str, Rule] = {"token": token_rule, "block": block_rule, "point": chosen_rule}
+RULES: dict[str, Rule | None] = {"token": token_rule, "block": block_rule, "choice": None}
 SHAPES = [(2, 2, 0), (2, 2, 5), (3, 1, 3)]  # V, K, seed
 
 
@@ -152,7 +161,7 @@ def law_of(logits: np.ndarray) -> Law:
 
 def rounds(rule: str, size: int, depth: int, seed: int) -> Rounds:
     target, drafter = tables(size, seed)
-    return Rounds(law_of(target), law_of(drafter), RULES[rule], depth, drawn=rule != "point")
+    return Rounds(law_of(target), law_of(drafter), RULES[rule], depth, drawn=rule != "choice")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -167,9 +176,8 @@ def test_block_rule_keyed_by_absolute_position_is_biased() -> None:
     assert rounds("block", 2, 2, 5).distance(by_absolute_position) == pytest.approx(0.034, abs=0.001)
 
 
-@pytest.mark.parametrize("rule", ["token", "point"])
-def test_rules_that_stop_at_the_first_failure_stand_keys_of_absolute_position(rule: str) -> None:
-    assert rounds(rule, 2, 2, 0).distance(by_absolute_position) < 1e-9
+def test_the_token_rule_stops_at_the_first_failure_so_it_stands_keys_of_absolute_position() -> None:
+    assert rounds("token", 2, 2, 0).distance(by_absolute_position) < 1e-9
 
 
 class Favourite:
@@ -177,6 +185,7 @@ class Favourite:
 
     name = "favourite"
     max_drafts = 64
+    num_top = 0
 
     def __init__(self, law: Law) -> None:
         self._law = law
@@ -217,7 +226,7 @@ def test_the_engine_plays_exactly_these_rounds(
         if min(high - low for low, high in draws.intervals.values()) < 1e-5:
             continue  # the engine's laws are float32
         # the round that ends a prompt has no drafts: it is made to write the second token of the prompt
-        given = {(1, int(Role.RESAMPLE), 0): 0.0} | {
+        given = {(1, int(Role.CHOICE), 0): 0.0} | {
             key: (low + high) / 2 for key, (low, high) in draws.intervals.items()
         }
         guesser = LMDrafter(ToySession(drafter), vocab_size=size) if model.drawn else Favourite(model.drafter)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from forerun.sampling.streams import Stream
-from forerun.sampling.verify import Verdict, block_rule, coupled_rule, draw, point_rule, race, residual, token_rule
+from forerun.sampling.tree import walk
+from forerun.sampling.verify import Verdict, block_rule, draw, race, residual, token_rule
 from tests.sampling.enumeration import (
     KINDS,
     SHAPES,
@@ -43,10 +44,6 @@ def on(library: str, rule: Callable[..., Verdict]) -> Rule:
         return verdict
 
     return run
-
-
-def by_point(p: Array, q: Array, drafts: Array, num_drafts: Array, u: Array) -> Verdict:
-    return point_rule(p, drafts, num_drafts, u)
 
 
 def shapes(library: str) -> list[tuple[int, int]]:
@@ -96,31 +93,15 @@ def test_the_first_draft_stands_with_probability_one_minus_the_distance_of_the_l
             assert sequence_law(case, rule, drawn(case))[1] == pytest.approx(1 + alpha, abs=1e-12)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("rule", CHAIN_RULES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_single_chosen_draft_leaves_the_targets_law(kind: str, library: str) -> None:
-    for case in cases(kind, shapes(library)):
-        drafts = drawn(case)
-        prove_each(case, on(library, by_point), drafts)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_chosen_draft_is_a_draft_drawn_from_a_point_mass(kind: str) -> None:
-    """All three rules give one verdict where q is one-hot at the draft, for all drafts and a grid of uniforms."""
-    rng = np.random.default_rng(5)
+def test_a_point_mass_is_a_draft_drawn_from_a_one_hot_law(kind: str, rule: str) -> None:
     for case in cases(kind, SMALL):
         drafts = drawn(case).drafts_NK
-        p = case.rows(case.p, drafts)
-        q = np.zeros_like(p)
+        q = np.zeros_like(case.rows(case.p, drafts))
         np.put_along_axis(q[:, :-1], drafts[..., None], 1.0, axis=2)
         count = np.full(len(drafts), case.num_drafts)
-        for _ in range(20):
-            u = rng.random(drafts.shape)
-            chosen = point_rule(p, drafts, count, u)
-            token = token_rule(p, q, drafts, count, u)
-            assert np.array_equal(chosen.num_accepted_B, token.num_accepted_B)
-            np.testing.assert_allclose(chosen.law_BV, token.law_BV, atol=1e-15)
-        prove_each(case, block_rule, Drafting(np.ones(len(drafts)), drafts, count, q))
+        prove_each(case, CHAIN_RULES[rule], Drafting(np.ones(len(drafts)), drafts, count, q))
 
 
 @pytest.mark.parametrize("rule", CHAIN_RULES)
@@ -139,7 +120,6 @@ def test_float32_laws_leave_the_targets_law_to_their_precision(kind: str) -> Non
     for case in cases(kind, SMALL):
         for rule in CHAIN_RULES.values():
             prove(case, single(rule), drawn(case), tolerance=2e-6)
-        prove_each(case, single(by_point), drawn(case), tolerance=2e-6)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -160,11 +140,10 @@ def test_fewer_drafts_than_the_batch_has_columns_leave_the_targets_law(library: 
 
         for rule in CHAIN_RULES.values():
             prove(case, padded(on(library, rule)), drawn(case))
-        prove_each(case, padded(on(library, by_point)), drawn(case))
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("rule", [token_rule, block_rule, by_point])
+@pytest.mark.parametrize("rule", [token_rule, block_rule])
 def test_without_drafts_the_law_is_the_targets_own(library: str, rule: Callable[..., Verdict]) -> None:
     p = np.asarray([[[0.25, 0.75, 0.0]], [[0.0, 0.5, 0.5]]])
     none, zero = np.empty((2, 0), dtype=np.int64), np.zeros(2, dtype=np.int64)
@@ -186,7 +165,7 @@ def ragged_batch(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("rule", [token_rule, block_rule, by_point])
+@pytest.mark.parametrize("rule", [token_rule, block_rule])
 def test_a_ragged_batch_is_judged_as_each_sequence_alone(library: str, rule: Callable[..., Verdict]) -> None:
     rng, seen = np.random.default_rng(7), set()
     for _ in range(20):
@@ -201,7 +180,7 @@ def test_a_ragged_batch_is_judged_as_each_sequence_alone(library: str, rule: Cal
     assert len(seen) == 1 + 2 + 3 + 4  # each number of drafts with each number that stand
 
 
-@pytest.mark.parametrize("rule", [token_rule, block_rule, by_point])
+@pytest.mark.parametrize("rule", [token_rule, block_rule])
 def test_numpy_and_torch_give_the_same_verdicts(rule: Callable[..., Verdict]) -> None:
     rng = np.random.default_rng(8)
     for _ in range(20):
@@ -218,7 +197,7 @@ def test_a_token_that_the_target_forbids_is_never_kept_even_at_uniform_zero(libr
             drafts = drawn(case)
             p = case.rows(case.p, drafts.drafts_NK)
             mass = np.take_along_axis(p[:, :-1], drafts.drafts_NK[..., None], axis=2)[..., 0]
-            for rule in (token_rule, block_rule, by_point):
+            for rule in (token_rule, block_rule):
                 verdict = on(library, rule)(p, *drafts[3:], *drafts[1:3], np.zeros(mass.shape))
                 for n, row, law in zip(verdict.num_accepted_B, mass, np.asarray(verdict.law_BV), strict=True):
                     assert (row[: int(n)] > 0).all()
@@ -237,7 +216,6 @@ def test_rules_leave_their_arguments_alone(rule: Callable[..., Verdict]) -> None
     batch = ragged_batch(np.random.default_rng(9))
     before = [array.copy() for array in batch]
     rule(*batch)
-    by_point(*batch)
     assert all(np.array_equal(a, b) for a, b in zip(batch, before, strict=True))
 
 
@@ -261,18 +239,14 @@ def test_coupled_output_is_the_race_of_the_target_whatever_was_drafted(library: 
                     law = case.p[d][tuple(text)]
                     text.append(max(range(size), key=lambda x, law=law, d=d: (law[x] / noise[d, x], -x)))
                 drafts = case.paths()
-                for count in range(depth + 1):
-                    verdict = coupled_rule(
-                        make(case.rows(case.p, drafts)),
-                        make(drafts),
-                        make(np.full(len(drafts), count)),
-                        make(np.broadcast_to(noise, (len(drafts), depth + 1, size)).copy()),
-                    )
-                    for draft, n, law in zip(drafts, verdict.num_accepted_B, verdict.law_BV, strict=True):
-                        emitted = [*draft[: int(n)], int(law.argmax())]
+                rows = np.broadcast_to(noise, (len(drafts), depth + 1, size)).copy()
+                choices = race(make(case.rows(case.p, drafts)), make(rows))
+                for draft, own in zip(drafts.tolist(), choices.tolist(), strict=True):
+                    for count in range(depth + 1):
+                        path = walk(draft[:count], None, own)
+                        emitted = [*draft[: len(path)], own[len(path)]]
                         assert emitted == text[: len(emitted)]
-                        assert int(n) == count or draft[int(n)] != text[int(n)]
-                        assert sorted(law.tolist())[-2:] == [0.0, 1.0]
+                        assert len(path) == count or draft[len(path)] != text[len(path)]
 
 
 @pytest.mark.parametrize("p", [(0.3, 0.7), (0.05, 0.95), (0.2, 0.5, 0.3), (0.0, 0.6, 0.4)])

@@ -9,18 +9,20 @@ from contextlib import nullcontext
 from itertools import count
 
 from forerun.backends.base import Session
-from forerun.drafters.base import Drafter, Outcome, Proposal
+from forerun.drafters.base import NOTHING, Drafter, Outcome, Verified
 from forerun.engine.ends import Ends
-from forerun.engine.round import Judgement, Span, extend, judge, propose
+from forerun.engine.policy import Fixed, Guess, Policy, Report
+from forerun.engine.round import Judgement, Span, extend, judge
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Event, Request, Sequence, Work
 from forerun.errors import EngineError, RequestError
+from forerun.sampling.arrays import Array, top_ids
 from forerun.sampling.laws import Sampler
 from forerun.types import Source, SpeculationStats, TokenTrace, Verify
 
 
 class Engine:
-    """Many requests, one target, at most one drafter."""
+    """Many requests, one target, and a policy that says who drafts for it."""
 
     def __init__(
         self,
@@ -33,11 +35,16 @@ class Engine:
         verify: Verify = "block",
         max_running: int = 64,
         prefill_rows: int = 512,
+        policy: Policy | None = None,
         span: Span = lambda _name: nullcontext(),
     ) -> None:
-        """`token_bytes[id]` is what a token adds to the text. `k` and `verify` hold where a request says nothing."""
+        """`token_bytes[id]` is what a token adds to the text. `k` and `verify` hold where a request says nothing.
+
+        Either one `drafter`, or a `policy` with its own.
+        """
+        assert drafter is None or policy is None
         self.session = session
-        self.drafter = drafter
+        self.policy: Policy = policy or Fixed(drafter)
         self._token_bytes = token_bytes
         self._end_ids = tuple(end_ids)
         self._k = k
@@ -51,6 +58,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
+
+    @property
+    def drafters(self) -> Seq[Drafter]:
+        return self.policy.drafters
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id (that of the sequence it resumes, if any).
@@ -70,7 +81,7 @@ class Engine:
                 raise RequestError(f"token id {token} doesn't exist; the model has 0 to {self.session.vocab_size - 1}")
         max_len = min(limit, len(prompt) + params.max_tokens) if params.max_tokens else limit
         k = self._k if params.k is None else params.k
-        reserved = min(max_len + (k if self.drafter else 0), limit)
+        reserved = min(max_len + min(k, self.policy.max_drafts), limit)
         if reserved > self._capacity:
             raise RequestError(
                 f"the request may take {reserved} positions; the cache holds {self._capacity}: lower max_tokens"
@@ -92,7 +103,7 @@ class Engine:
                 min_tokens=params.min_tokens,
                 max_tokens=max_len - len(prompt),
             ),
-            k=min(k, self.drafter.max_drafts) if self.drafter else 0,
+            k=min(k, self.policy.max_drafts),
             verify=params.verify or self._verify,
             max_len=max_len,
             reserved=reserved,
@@ -112,29 +123,35 @@ class Engine:
         plan = self._scheduler.plan()
         if not plan:
             return []
+        writers = [work for work in plan if work.writes]
         with self._span("draft"):
-            proposals = propose(plan, self.drafter)
+            num_rows = sum(work.num_tokens for work in plan)
+            guesses = self.policy.propose(writers, num_rows, branches=self.session.can_branch) if writers else []
+        ordered = iter(guesses)
+        proposals = [next(ordered).proposal if work.writes else NOTHING for work in plan]
         with self._span("target"):
             logits = extend(plan, proposals, self.session)
-        writing = [work.writes for work in plan]
-        writers = [work for work, writes in zip(plan, writing, strict=True) if writes]
-        drafts = [proposal for proposal, writes in zip(proposals, writing, strict=True) if writes]
+        drafts = [guess.proposal for guess in guesses]
         judgements = judge(writers, drafts, logits, self._span) if writers else []
         outcomes = [self._read(work) for work in plan if not work.writes]
+        reports: list[Report] = []
         events = []
-        for work, proposal, judgement in zip(writers, drafts, judgements, strict=True):
-            start = work.sequence.num_cached
+        end_row = 0
+        for work, guess, judgement in zip(writers, guesses, judgements, strict=True):
+            rows = slice(end_row, end_row + len(guess.proposal.tokens) + 1)
+            end_row = rows.stop
             if isinstance(judgement, EngineError):
                 failed = Event(work.sequence.id, (), None, SpeculationStats(), "error", error=str(judgement))
                 events.append(self._end(work.sequence, failed))
                 continue
-            event = self._commit(work, proposal, judgement)
-            outcomes.append(Outcome(work.sequence.id, work.sequence.tokens, start))
-            events.append(event)
-        if self.drafter:
+            start, verified = work.sequence.num_cached, self._verified(work.sequence, guess, logits[rows])
+            events.append(self._commit(work, guess, judgement))
+            outcomes.append(Outcome(work.sequence.id, work.sequence.tokens, start, verified))
+            reports.append(Report(work.sequence.id, guess, judgement.path))
+        if self.drafters:
             with self._span("draft"):
                 drafted = {work.sequence.id for work in plan if work.sequence.k > 0}
-                self.drafter.observe([outcome for outcome in outcomes if outcome.seq in drafted])
+                self.policy.observe([outcome for outcome in outcomes if outcome.seq in drafted], reports)
         for event, work in zip(events, writers, strict=True):
             if event.finish_reason not in (None, "error"):
                 self._end(work.sequence, event)
@@ -170,8 +187,8 @@ class Engine:
         length = _common_prefix(cached, sequence.tokens[:-1])
         self.session.keep(handle, length)
         sequence.handle, sequence.num_cached = handle, length
-        if self.drafter and sequence.k == 0:
-            self.drafter.release(sequence.id)  # it isn't told of this text, and would remember an old one
+        if sequence.k == 0:
+            self.policy.release(sequence.id)  # it isn't told of this text, and would remember an old one
 
     def _read(self, work: Work) -> Outcome:
         """Commit a piece of a prompt."""
@@ -181,17 +198,26 @@ class Engine:
         assert self.session.length(sequence.handle) == sequence.num_cached < len(sequence.tokens)
         return Outcome(sequence.id, sequence.tokens[: sequence.num_cached], start)
 
-    def _commit(self, work: Work, proposal: Proposal, judgement: Judgement) -> Event:
+    def _verified(self, sequence: Sequence, guess: Guess, logits_RV: Array) -> Verified | None:
+        """Return what the target said of each row, where the drafters want to know."""
+        num_top = self.policy.num_top(sequence.id) if sequence.k else 0
+        if not num_top:
+            return None
+        top_RN = top_ids(logits_RV, min(num_top, logits_RV.shape[-1]))
+        return Verified([sequence.tokens[-1], *guess.proposal.tokens], top_RN)
+
+    def _commit(self, work: Work, guess: Guess, judgement: Judgement) -> Event:
         """Append what stands, up to the first end, and cut the cache back to an absolute length."""
-        sequence, num_drafts = work.sequence, len(proposal.tokens)
-        tokens = [*proposal.tokens[: judgement.num_accepted], judgement.token]
+        sequence, proposal, path = work.sequence, guess.proposal, judgement.path
+        tokens = [*(proposal.tokens[draft] for draft in path), judgement.token]
         cut = sequence.ends.advance(tokens)
         tokens = tokens[: cut.num_tokens]
+        fell = _goes_on(guess, path)
         traces = tuple(
             TokenTrace(
                 token_id=token,
                 round=sequence.num_rounds,
-                source="draft" if i < judgement.num_accepted else _last_source(num_drafts, judgement.num_accepted),
+                source="draft" if i < len(path) else _last_source(len(proposal.tokens), fell),
                 position=i,
                 p_target=judgement.p_target[i],
                 p_draft=judgement.p_draft[i],
@@ -201,12 +227,19 @@ class Engine:
         sequence.num_rounds += 1
         sequence.tokens += tokens
         sequence.sampler.advance(tokens)
+        read = sequence.num_cached + work.num_tokens
         sequence.num_cached = len(sequence.tokens) - 1
-        self.session.keep(sequence.handle, sequence.num_cached)
+        if proposal.parents is None:
+            self.session.keep(sequence.handle, sequence.num_cached)
+        else:
+            assert work.num_tokens == 1
+            self.session.keep(sequence.handle, read - 1, [0, *(draft + 1 for draft in path[: len(tokens) - 1])])
         assert self.session.length(sequence.handle) == len(sequence.tokens) - 1
         logprobs = None if judgement.logprobs is None else tuple(judgement.logprobs[: len(tokens)])
-        stats = _round_stats(num_drafts, judgement.num_accepted, len(tokens))
-        return Event(sequence.id, traces, logprobs, stats, cut.finish_reason, cut.text_end)
+        stats = _round_stats(len(proposal.tokens), len(path), len(tokens), fell=fell)
+        return Event(
+            sequence.id, traces, logprobs, stats, cut.finish_reason, guess.drafter, guess.expected, cut.text_end
+        )
 
     def _end(self, sequence: Sequence, event: Event) -> Event:
         self._scheduler.remove(sequence)
@@ -222,19 +255,28 @@ class Engine:
     def _forget(self, sequence_id: int, handle: int) -> None:
         if handle >= 0:
             self.session.release(handle)
-        if self.drafter:
-            self.drafter.release(sequence_id)
+        self.policy.release(sequence_id)
 
 
-def _last_source(num_drafts: int, num_accepted: int) -> Source:
+def _goes_on(guess: Guess, path: Seq[int]) -> bool:
+    """Whether something was drafted after the end of this path."""
+    end = path[-1] if path else -1
+    parents = guess.proposal.parents
+    return end + 1 < len(guess.proposal.tokens) if parents is None else end in parents
+
+
+def _last_source(num_drafts: int, fell: bool) -> Source:
     if num_drafts == 0:
         return "plain"
-    return "bonus" if num_accepted == num_drafts else "resample"
+    return "resample" if fell else "bonus"
 
 
-def _round_stats(num_drafts: int, num_accepted: int, num_emitted: int) -> SpeculationStats:
-    """Positions count as reached up to the first that fell, whatever a stop cut off afterwards."""
-    reached = min(num_accepted + 1, num_drafts)
+def _round_stats(num_drafts: int, num_accepted: int, num_emitted: int, *, fell: bool) -> SpeculationStats:
+    """Positions count as reached up to the first that fell, whatever a stop cut off afterwards.
+
+    In a tree a position is a depth: it is reached where the path gets to a node with candidates.
+    """
+    reached = num_accepted + fell
     return SpeculationStats(
         rounds=1,
         proposed=num_drafts,

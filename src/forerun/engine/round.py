@@ -1,21 +1,25 @@
-"""The middle of a round: propose, extend, verify. Nothing here changes a text or a random state.
+"""The middle of a round: extend and judge. Nothing here changes a text or a random state.
 
 R  rows whose logits are wanted, over all sequences that write      V  vocabulary
 B  sequences that one rule judges together                          L = K + 1 rows of the longest of them
+
+A sequence has a row for its last token and one for each draft, in their order.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from forerun.backends.base import Feed, Session
-from forerun.drafters.base import NOTHING, Drafter, Drawn, Proposal
+from forerun.backends.base import Feed, Session, depths
+from forerun.drafters.base import Chosen, Drawn, Proposal, Tree
 from forerun.engine.sequence import Work
 from forerun.errors import EngineError
 from forerun.sampling import verify
 from forerun.sampling.arrays import Array, like, namespace, on_host, top_values
+from forerun.sampling.choose import choose, race
 from forerun.sampling.laws import Row, laws, log_softmax
 from forerun.sampling.streams import Role
+from forerun.sampling.tree import list_rule, traversal_rule, walk
 from forerun.types import TokenLogprob
 
 Span = Callable[[str], AbstractContextManager[None]]  # names a stretch of a round, for those who measure it
@@ -24,34 +28,39 @@ Span = Callable[[str], AbstractContextManager[None]]  # names a stretch of a rou
 class Judgement(NamedTuple):
     """The verdict on one sequence."""
 
-    num_accepted: int
+    path: list[int]  # the drafts that stand
     token: int  # the bonus or resampled one
     p_target: list[float]  # of the accepted drafts and of `token`
     p_draft: list[float | None]
-    logprobs: list[TokenLogprob] | None
+    logprobs: list[TokenLogprob] | None = None
 
 
-class Failure(NamedTuple):
-    """The first of a sequence's rows that has no law."""
+class Rows(NamedTuple):
+    """The rows of one sequence in this pass, and what leads to each."""
 
-    depth: int  # so many drafts lead to it
-    error: EngineError
+    work: Work
+    proposal: Proposal
+    first: int  # of R
 
+    @property
+    def count(self) -> int:
+        return len(self.proposal.tokens) + 1
 
-def propose(plan: Sequence[Work], drafter: Drafter | None) -> list[Proposal]:
-    """Ask the drafter for those who may have drafts."""
-    proposals: list[Proposal] = [NOTHING] * len(plan)
-    asked = [i for i, work in enumerate(plan) if work.k > 0]
-    if drafter is None or not asked:
-        return proposals
-    try:
-        answers = drafter.propose([plan[i].sequence.view() for i in asked], [plan[i].k for i in asked])
-    except EngineError:  # some sequence's own constraints failed; `judge` will find out whose
-        return proposals
-    for i, proposal in zip(asked, answers, strict=True):
-        assert len(proposal.tokens) <= plan[i].k
-        proposals[i] = proposal
-    return proposals
+    def depths(self) -> Sequence[int]:
+        """How many drafts lead to each row."""
+        parents = self.proposal.parents
+        return range(self.count) if parents is None else [0, *(depth + 1 for depth in depths(parents))]
+
+    def laws_of(self) -> list[Row]:
+        """Whose law each row has."""
+        sampler, proposal = self.work.sequence.sampler, self.proposal
+        if not sampler.constraints:
+            return [Row(sampler)] * self.count
+        paths: list[tuple[int, ...]] = [()]
+        for draft, token in enumerate(proposal.tokens):
+            parent = draft if proposal.parents is None else proposal.parents[draft] + 1
+            paths.append((*paths[parent], token))
+        return [Row(sampler, path) for path in paths]
 
 
 def extend(plan: Sequence[Work], proposals: Sequence[Proposal], session: Session) -> Array:
@@ -61,159 +70,225 @@ def extend(plan: Sequence[Work], proposals: Sequence[Proposal], session: Session
         sequence = work.sequence
         pending = sequence.tokens[sequence.num_cached : sequence.num_cached + work.num_tokens]
         num_logits = len(proposal.tokens) + 1 if work.writes else 0
-        feeds.append(Feed(sequence.handle, [*pending, *proposal.tokens], num_logits))
+        parents = None
+        if proposal.parents is not None:
+            before = len(pending)
+            parents = [*range(-1, before - 1), *(parent + before for parent in proposal.parents)]
+        feeds.append(Feed(sequence.handle, [*pending, *proposal.tokens], num_logits, parents))
     return on_host(session.extend(feeds).logits)
 
 
 def judge(
     writers: Sequence[Work], proposals: Sequence[Proposal], logits_RV: Array, span: Span
 ) -> list[Judgement | EngineError]:
-    """Verify all proposals: one group for each rule. An error of one sequence is returned in its place.
+    """Verify all proposals, each by the rule for how it was made. An error of one sequence is returned in its place.
 
     A draft that the target forbids may lead to a row where nothing is allowed, or where a processor fails. That is an
     error only of a text that gets there.
     """
-    starts, num_rows = [], 0
-    for proposal in proposals:
-        starts.append(num_rows)
-        num_rows += len(proposal.tokens) + 1
+    rows, num_rows = [], 0
+    for work, proposal in zip(writers, proposals, strict=True):
+        rows.append(Rows(work, proposal, num_rows))
+        num_rows += rows[-1].count
     assert logits_RV.shape[0] == num_rows
+    groups: dict[str, list[int]] = {}
+    for i, item in enumerate(rows):
+        groups.setdefault(_rule(item), []).append(i)
+    found: dict[int, Judgement | EngineError] = {}
     with span("sampling"):
-        p_RV, failures = _laws(writers, proposals, starts, logits_RV)
-        judgements: dict[int, Judgement] = {}
-        groups: dict[str, list[int]] = {}
-        for i, (work, proposal) in enumerate(zip(writers, proposals, strict=True)):
-            groups.setdefault(_rule(work, proposal), []).append(i)
         for rule, members in groups.items():
-            _judge_group(rule, members, writers, proposals, starts, p_RV, logits_RV, judgements)
-    return [
-        judgements[i] if i not in failures else _until(failures[i], judgements[i], proposal)
-        for i, proposal in enumerate(proposals)
-    ]
+            mine = [rows[i] for i in members]
+            if rule in ("coupled", "choice"):
+                judged = _judge_choices(rule, mine, logits_RV)
+            elif rule == "tree":
+                judged = [_judge_tree(item, logits_RV) for item in mine]
+            else:
+                judged = _judge_chains(rule, mine, logits_RV)
+            found.update(zip(members, judged, strict=True))
+    return [_with_logprobs(rows[i], found[i], logits_RV) for i in range(len(rows))]
 
 
-def _until(failure: Failure, judgement: Judgement, proposal: Proposal) -> Judgement | EngineError:
-    """Return the verdict as far as laws could be made: past that, the next round meets the error at its first row."""
-    depth = failure.depth
-    if judgement.num_accepted < depth:
-        return judgement
-    if depth == 0:
-        return failure.error
-    logprobs = None if judgement.logprobs is None else judgement.logprobs[:depth]
-    return Judgement(
-        depth - 1, proposal.tokens[depth - 1], judgement.p_target[:depth], judgement.p_draft[:depth], logprobs
-    )
-
-
-def _rule(work: Work, proposal: Proposal) -> str:
+def _rule(rows: Rows) -> str:
     """The only rule that is exact for this pair."""
-    if work.sequence.verify == "coupled":
+    verify_by = rows.work.sequence.verify
+    if verify_by == "coupled":
         return "coupled"
-    if isinstance(proposal, Drawn) and proposal.tokens:
-        return str(work.sequence.verify)
-    return "point" if proposal.tokens else "plain"
+    if isinstance(rows.proposal, Chosen) or not rows.proposal.tokens:
+        return "choice"
+    return "tree" if isinstance(rows.proposal, Tree) else str(verify_by)
 
 
-def _laws(
-    writers: Sequence[Work], proposals: Sequence[Proposal], starts: Sequence[int], logits_RV: Array
-) -> tuple[Array, dict[int, Failure]]:
-    """Return p of all rows, and which sequence fails at which row; from there on its laws are a stopgap.
+def _judge_choices(rule: str, members: Sequence[Rows], logits_RV: Array) -> list[Judgement | EngineError]:
+    """Let the target choose at every row, whatever was drafted, and follow its choices.
+
+    A choice depends on the text before it and on draws keyed by its position, so the text doesn't depend on the drafts.
+    """
+    mine_RV = _rows_of(logits_RV, members)
+    laws_of = [row for rows in members for row in rows.laws_of()]
+    if rule == "coupled":
+        places = [len(rows.work.sequence.tokens) + depth for rows in members for depth in rows.depths()]
+        choices = race(mine_RV, laws_of, places)
+    else:
+        choices = choose(mine_RV, laws_of, [u for rows in members for u in _choice_uniforms(rows)])
+    tokens, masses = choices.tokens_R.tolist(), choices.masses_R.tolist()
+    judged: list[Judgement | EngineError] = []
+    start = 0
+    for rows in members:
+        own = tokens[start : start + rows.count]
+        path = walk(rows.proposal.tokens, rows.proposal.parents, own)
+        at = [0, *(draft + 1 for draft in path)]
+        p_target = [masses[start + row] for row in at]
+        p_draft: list[float | None] = [None] * len(at)
+        if rule == "choice":
+            ends = _has_children(rows.proposal, at[-1] - 1)
+            p_draft = [*[1.0] * len(path), 0.0 if ends else None]
+        errors = {row: choices.errors[start + row] for row in range(rows.count) if start + row in choices.errors}
+        judged.append(_until(errors, Judgement(path, own[at[-1]], p_target, p_draft), rows.proposal))
+        start += rows.count
+    return judged
+
+
+def _choice_uniforms(rows: Rows) -> list[float]:
+    sequence = rows.work.sequence
+    if sequence.sampler.is_greedy:
+        return [0.0] * rows.count
+    length, stream = len(sequence.tokens), sequence.sampler.stream
+    drawn: dict[int, float] = {}
+    for depth in rows.depths():
+        if depth not in drawn:
+            drawn[depth] = stream.uniforms(length + depth, Role.CHOICE, 1)[0]
+    return [drawn[depth] for depth in rows.depths()]
+
+
+def _has_children(proposal: Proposal, draft: int) -> bool:
+    """Whether something was drafted after this one (-1: after the text)."""
+    if proposal.parents is None:
+        return draft + 1 < len(proposal.tokens)
+    return draft in proposal.parents
+
+
+def _judge_tree(rows: Rows, logits_RV: Array) -> Judgement | EngineError:
+    """Judge sampled candidates: whole paths where the request wants blocks and no two offers are one draft."""
+    proposal, sequence = rows.proposal, rows.work.sequence
+    assert isinstance(proposal, Tree)
+    p_RV, errors = _laws([rows], logits_RV)
+    stream, length = sequence.sampler.stream, len(sequence.tokens)
+    uniforms = stream.uniforms(length, Role.ACCEPT, max(len(proposal.offers), rows.count))
+    q_MV = like(proposal.q_MV, p_RV)
+    is_shared = len({offer.draft for offer in proposal.offers}) < len(proposal.offers)
+    rule = traversal_rule if sequence.verify == "block" and not is_shared else list_rule
+    verdict = rule(
+        p_RV, proposal.tokens, proposal.parents, proposal.offers, q_MV, lambda i, chance: uniforms[i] < chance
+    )
+    xp = namespace(p_RV)
+    u_B = like(stream.uniforms(length, Role.RESAMPLE, 1), p_RV, xp.float64)
+    token = int(verify.draw(verdict.law_V[None], u_B)[0])
+    emitted = [*(proposal.tokens[draft] for draft in verdict.path), token]
+    at = [0, *(draft + 1 for draft in verdict.path)]
+    p_target = [float(p_RV[row, out]) for row, out in zip(at, emitted, strict=True)]
+    p_draft = [_offered_mass(proposal, row - 1, out) for row, out in zip(at, emitted, strict=True)]
+    return _until(errors[0], Judgement(verdict.path, token, p_target, p_draft), proposal)
+
+
+def _offered_mass(tree: Tree, node: int, token: int) -> float | None:
+    """The mass of a token under the law of a node's first candidate; None where there is none."""
+    first = next((offer for offer in tree.offers if tree.parents[offer.draft] == node), None)
+    if first is None:
+        return None
+    if first.law is None:
+        return float(tree.tokens[first.draft] == token)
+    return float(tree.q_MV[first.law, token])
+
+
+def _judge_chains(rule: str, members: Sequence[Rows], logits_RV: Array) -> list[Judgement | EngineError]:
+    """Judge chains drawn from q, all together."""
+    p_RV, errors = _laws(members, logits_RV)
+    xp = namespace(p_RV)
+    sequences = [rows.work.sequence for rows in members]
+    proposals = [rows.proposal for rows in members]
+    drafts = [list(proposal.tokens) for proposal in proposals]
+    num_drafts = [len(tokens) for tokens in drafts]
+    depth = max(num_drafts)
+    p_BLV = _gather(p_RV, num_drafts)
+    drafts_BK = like([tokens + [0] * (depth - len(tokens)) for tokens in drafts], p_RV, xp.int64)
+    num_drafts_B = like(num_drafts, p_RV, xp.int64)
+    u_BK = like([s.sampler.stream.uniforms(len(s.tokens), Role.ACCEPT, depth) for s in sequences], p_RV, xp.float64)
+    q_BLV = _stack_q(proposals, p_BLV)
+    chain_rule = verify.block_rule if rule == "block" else verify.token_rule
+    verdict = chain_rule(p_BLV, q_BLV, drafts_BK, num_drafts_B, u_BK)
+    u_B = like([s.sampler.stream.uniforms(len(s.tokens), Role.RESAMPLE, 1)[0] for s in sequences], p_RV, xp.float64)
+    tokens_B = verify.draw(verdict.law_BV, u_B).tolist()
+    emitted = [
+        [*tokens[:n], token]
+        for tokens, n, token in zip(drafts, verdict.num_accepted_B.tolist(), tokens_B, strict=True)
+    ]
+    p_target, p_draft = _masses(p_BLV, emitted), _masses(q_BLV, emitted)
+    judged: list[Judgement | EngineError] = []
+    for b, out in enumerate(emitted):
+        own: list[float | None] = [mass if i < num_drafts[b] else None for i, mass in enumerate(p_draft[b])]
+        judgement = Judgement(list(range(len(out) - 1)), out[-1], p_target[b], own)
+        judged.append(_until(errors[b], judgement, proposals[b]))
+    return judged
+
+
+def _rows_of(logits_RV: Array, members: Sequence[Rows]) -> Array:
+    """Return the rows of some sequences; a view where they are neighbours."""
+    first, end = members[0].first, members[-1].first + members[-1].count
+    if sum(rows.count for rows in members) == end - first:
+        return logits_RV[first:end]
+    return logits_RV[like([rows.first + i for rows in members for i in range(rows.count)], logits_RV)]
+
+
+def _laws(members: Sequence[Rows], logits_RV: Array) -> tuple[Array, list[dict[int, EngineError]]]:
+    """Return p of all rows of some sequences, and each one's rows that have no law: theirs are a stopgap.
 
     Laws of a stopgap depend on the prefix alone as real ones do, so what stands before them stands by the right law.
     """
-    rows = [
-        Row(work.sequence.sampler, tuple(proposal.tokens[:depth]))
-        for work, proposal in zip(writers, proposals, strict=True)
-        for depth in range(len(proposal.tokens) + 1)
-    ]
+    mine_RV = _rows_of(logits_RV, members)
+    rows = [row for item in members for row in item.laws_of()]
     try:
-        return laws(logits_RV, rows), {}
+        return laws(mine_RV, rows), [{} for _ in members]
     except EngineError:
-        xp, failures = namespace(logits_RV), {}
-        p_RV = xp.zeros_like(logits_RV, dtype=xp.float32)
+        xp = namespace(logits_RV)
+        p_RV = xp.zeros_like(mine_RV, dtype=xp.float32)
         p_RV[:, 0] = 1.0
-        for i, (start, proposal) in enumerate(zip(starts, proposals, strict=True)):
-            for depth in range(len(proposal.tokens) + 1):
-                row = slice(start + depth, start + depth + 1)
+        errors, start = [], 0
+        for item in members:
+            own: dict[int, EngineError] = {}
+            for i in range(item.count):
+                row = slice(start + i, start + i + 1)
                 try:
-                    p_RV[row] = laws(logits_RV[row], rows[row])
+                    p_RV[row] = laws(mine_RV[row], rows[row])
                 except EngineError as error:
-                    failures[i] = Failure(depth, error)
-                    break
-        return p_RV, failures
+                    own[i] = error
+            errors.append(own)
+            start += item.count
+        return p_RV, errors
 
 
-def _judge_group(
-    rule: str,
-    members: Sequence[int],
-    writers: Sequence[Work],
-    proposals: Sequence[Proposal],
-    starts: Sequence[int],
-    p_RV: Array,
-    logits_RV: Array,
-    judgements: dict[int, Judgement],
-) -> None:
-    xp = namespace(p_RV)
-    sequences = [writers[i].sequence for i in members]
-    drafts = [list(proposals[i].tokens) for i in members]
-    num_drafts = [len(tokens) for tokens in drafts]
-    depth = max(num_drafts)
-    p_BLV = _gather(p_RV, [starts[i] for i in members], num_drafts)
-    drafts_BK = like([tokens + [0] * (depth - len(tokens)) for tokens in drafts], p_RV, xp.int64).reshape(
-        len(members), depth
-    )
-    num_drafts_B = like(num_drafts, p_RV, xp.int64)
-    q_BLV = None
-    if rule == "coupled":
-        noise = [
-            sequence.sampler.stream.exponentials(len(sequence.tokens) + i, p_RV.shape[-1], p_RV)
-            for sequence in sequences
-            for i in range(depth + 1)
-        ]
-        noise_BLV = xp.stack(noise).reshape(p_BLV.shape)
-        verdict = verify.coupled_rule(p_BLV, drafts_BK, num_drafts_B, noise_BLV)
-    else:
-        u_BK = like(
-            [s.sampler.stream.uniforms(len(s.tokens), Role.ACCEPT, depth) for s in sequences], p_RV, xp.float64
-        ).reshape(len(members), depth)
-        if rule in ("block", "token"):
-            q_BLV = _stack_q([proposals[i] for i in members], p_BLV)
-            chain_rule = verify.block_rule if rule == "block" else verify.token_rule
-            verdict = chain_rule(p_BLV, q_BLV, drafts_BK, num_drafts_B, u_BK)
-        else:
-            verdict = verify.point_rule(p_BLV, drafts_BK, num_drafts_B, u_BK)
-    u_B = like([s.sampler.stream.uniforms(len(s.tokens), Role.RESAMPLE, 1)[0] for s in sequences], p_RV, xp.float64)
-    tokens_B = verify.draw(verdict.law_BV, u_B)
-    emitted = [
-        [*tokens[:n], token]
-        for tokens, n, token in zip(drafts, verdict.num_accepted_B.tolist(), tokens_B.tolist(), strict=True)
-    ]
-    masses = _masses(p_BLV, emitted)
-    draft_masses: list[list[float | None]] = [[None] * len(tokens) for tokens in emitted]
-    if rule == "point":
-        draft_masses = [
-            [1.0 if i < count and token == tokens[i] else (0.0 if i < count else None) for i, token in enumerate(out)]
-            for out, tokens, count in zip(emitted, drafts, num_drafts, strict=True)
-        ]
-    elif q_BLV is not None:
-        draft_masses = [
-            [mass if i < count else None for i, mass in enumerate(row)]
-            for row, count in zip(_masses(q_BLV, emitted), num_drafts, strict=True)
-        ]
-    for i, sequence, tokens, p_target, p_draft in zip(members, sequences, emitted, masses, draft_masses, strict=True):
-        logprobs = None
-        if sequence.params.logprobs is not None:
-            logprobs = _logprobs(logits_RV[starts[i] : starts[i] + len(tokens)], tokens, sequence.params.logprobs)
-        judgements[i] = Judgement(len(tokens) - 1, tokens[-1], p_target, p_draft, logprobs)
+def _until(errors: dict[int, EngineError], judgement: Judgement, proposal: Proposal) -> Judgement | EngineError:
+    """Return the verdict as far as laws could be made: past that, the next round meets the error at its first row."""
+    if not errors:
+        return judgement
+    for depth, row in enumerate([0, *(draft + 1 for draft in judgement.path)]):
+        if row in errors:
+            if depth == 0:
+                return errors[row]
+            path = judgement.path[: depth - 1]
+            token = proposal.tokens[judgement.path[depth - 1]]
+            return Judgement(path, token, judgement.p_target[:depth], judgement.p_draft[:depth])
+    return judgement
 
 
-def _gather(p_RV: Array, starts: Sequence[int], num_drafts: Sequence[int]) -> Array:
-    """Return the rows of each sequence side by side, (B, L, V); a view where they already lie so."""
-    length = max(num_drafts) + 1
-    first, count = starts[0], len(starts)
-    if list(starts) == list(range(first, first + count * length, length)) and min(num_drafts) + 1 == length:
-        return p_RV[first : first + count * length].reshape(count, length, -1)
-    rows = [[start + min(i, n) for i in range(length)] for start, n in zip(starts, num_drafts, strict=True)]
+def _gather(p_RV: Array, num_drafts: Sequence[int]) -> Array:
+    """Return the rows of each chain side by side, (B, L, V); a view where they already lie so."""
+    length, count = max(num_drafts) + 1, len(num_drafts)
+    if min(num_drafts) + 1 == length:
+        return p_RV.reshape(count, length, -1)
+    rows, start = [], 0
+    for n in num_drafts:
+        rows.append([start + min(i, n) for i in range(length)])
+        start += n + 1
     return p_RV[like(rows, p_RV)]
 
 
@@ -233,6 +308,15 @@ def _masses(laws_BLV: Array, tokens: Sequence[Sequence[int]]) -> list[list[float
     flat = [token for row in tokens for token in row]
     found = iter(laws_BLV[like(b, laws_BLV), like(depth, laws_BLV), like(flat, laws_BLV)].tolist())
     return [[next(found) for _ in row] for row in tokens]
+
+
+def _with_logprobs(rows: Rows, judgement: Judgement | EngineError, logits_RV: Array) -> Judgement | EngineError:
+    num_top = rows.work.sequence.params.logprobs
+    if num_top is None or isinstance(judgement, EngineError):
+        return judgement
+    at = [rows.first, *(rows.first + draft + 1 for draft in judgement.path)]
+    tokens = [*(rows.proposal.tokens[draft] for draft in judgement.path), judgement.token]
+    return judgement._replace(logprobs=_logprobs(logits_RV[like(at, logits_RV)], tokens, num_top))
 
 
 def _logprobs(logits_RV: Array, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:

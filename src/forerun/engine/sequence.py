@@ -30,6 +30,8 @@ class Event:
     logprobs: tuple[TokenLogprob, ...] | None
     stats: SpeculationStats  # of this round alone
     finish_reason: FinishReason | None = None
+    drafter: str | None = None  # who drafted in this round
+    expected: float | None = None  # tokens that the round was expected to bring, where that was estimated
     text_end: int | None = None  # a stop was found: the text ends after so many bytes of the output
     error: str | None = None
 
@@ -62,8 +64,8 @@ class Sequence:
         """Tokens that the target has not read; 1 while it is writing."""
         return len(self.tokens) - self.num_cached
 
-    def view(self) -> View:
-        return View(self.id, self.tokens, self.sampler, self.verify)
+    def view(self, *, branches: bool = False) -> View:
+        return View(self.id, self.tokens, self.sampler, self.verify, branches)
 
 
 @dataclass(frozen=True)

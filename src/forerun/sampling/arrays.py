@@ -47,6 +47,18 @@ def top_values(x_RV: Array, k: int) -> Array:
     return -np.sort(-x_RV, axis=-1)
 
 
+def top_ids(x_RV: Array, k: int) -> np.ndarray:
+    """Return the ids of the k largest values of each row, largest first, on the host: (R, k)."""
+    if array_api_compat.is_torch_array(x_RV):
+        ids: np.ndarray = x_RV.topk(k, dim=-1).indices.cpu().numpy()
+        return ids
+    ids_RK = np.argpartition(x_RV, x_RV.shape[-1] - k, axis=-1)[:, -k:] if k < x_RV.shape[-1] else None
+    if ids_RK is None:
+        return np.argsort(-x_RV, axis=-1, kind="stable")
+    order_RK = np.argsort(-np.take_along_axis(x_RV, ids_RK, axis=-1), axis=-1, kind="stable")
+    return np.take_along_axis(ids_RK, order_RK, axis=-1)
+
+
 def one_hot(ids_R: Array, vocab_size: int, x: Array) -> Array:
     """Return rows with a single 1 at `ids_R`, of the kind, device and float32 type of `x`'s namespace: (R, V)."""
     xp = namespace(x)

@@ -2,8 +2,9 @@
 
 A number depends on its key alone: (seed, request, position, role, index). In the default mode the position is the
 number of committed tokens at the start of a round and the index a node of the proposal, so no draw is met twice in
-two rounds, and batch neighbours or the schedule change nothing. Coupled mode keys by the absolute position of the
-token that is chosen, and its index is the token id.
+two rounds, and batch neighbours or the schedule change nothing. Where the target chooses a token whatever was drafted,
+the position is the absolute one of that token: in coupled mode, with the token id as index, and for the target's own
+choice in plain decoding and among drafts that were picked without chance.
 
 The counter is hashed by SplitMix64 (Steele, Lea, Flood 2014): 53 random bits to a uniform.
 """
@@ -32,6 +33,7 @@ class Role(IntEnum):
     ACCEPT = 2
     RESAMPLE = 3
     COUPLED = 4
+    CHOICE = 5
 
 
 def _mix(x: int) -> int:

@@ -43,20 +43,6 @@ def token_rule(p_BLV: Array, q_BLV: Array, drafts_BK: Array, num_drafts_B: Array
     return Verdict(n_B, residual(_row(p_BLV, n_B), _row(q_BLV, n_B)))
 
 
-def point_rule(p_BLV: Array, drafts_BK: Array, num_drafts_B: Array, u_BK: Array) -> Verdict:
-    """Token verification of drafts that were chosen, not drawn: q is one-hot at each draft.
-
-    Draft i stands if all before it stand and u < p(x); at the first failure the law is p without x.
-    """
-    xp = namespace(p_BLV)
-    n_B = _first_failure((u_BK < _at(p_BLV, drafts_BK)) & _real(drafts_BK, num_drafts_B))
-    p_BV = _row(p_BLV, n_B)
-    rejected_B = xp.nonzero(n_B < num_drafts_B)[0]
-    if rejected_B.shape[0]:
-        p_BV[rejected_B, drafts_BK[rejected_B, n_B[rejected_B]]] = 0.0
-    return Verdict(n_B, p_BV)
-
-
 def block_rule(p_BLV: Array, q_BLV: Array, drafts_BK: Array, num_drafts_B: Array, u_BK: Array) -> Verdict:
     """Block verification (Sun et al. 2403.10444, algorithm 2): drafts drawn from q, judged as a block.
 
@@ -85,20 +71,6 @@ def block_rule(p_BLV: Array, q_BLV: Array, drafts_BK: Array, num_drafts_B: Array
     n_B = xp.max(xp.concat([xp.zeros_like(num_drafts_B)[:, None], stands_BK * lengths_K[None, :]], axis=1), axis=1)
     P_B = xp.astype(_row(P_BL, n_B), p_BLV.dtype)
     return Verdict(n_B, residual(_row(p_BLV, n_B), _row(q_BLV, n_B), P_B))
-
-
-def coupled_rule(p_BLV: Array, drafts_BK: Array, num_drafts_B: Array, noise_BLV: Array) -> Verdict:
-    """Gumbel coupling (Daliri, Musco, Suresh 2408.07978): draft i stands if it is the target's own token.
-
-    `noise_BLV` holds the exponentials of `Stream.exponentials` for each row's position. The target's token at a row
-    is argmax p / E, whatever was drafted, so the text doesn't depend on the drafter at all.
-    """
-    xp = namespace(p_BLV)
-    tokens_BL = race(p_BLV, noise_BLV)
-    stands_BK = (tokens_BL[:, :-1] == drafts_BK) & _real(drafts_BK, num_drafts_B)
-    n_B = _first_failure(stands_BK)
-    rows_B = xp.arange(n_B.shape[0], device=device(p_BLV))
-    return Verdict(n_B, one_hot(tokens_BL[rows_B, n_B], p_BLV.shape[-1], p_BLV))
 
 
 def race(p: Array, noise: Array) -> Array:
