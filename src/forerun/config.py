@@ -1,7 +1,9 @@
 """The settings of a run: frozen, checked, resolved once, so that every "auto" becomes a value that can be printed."""
 
 import os
+import platform
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -76,6 +78,15 @@ def total_memory() -> int:
         ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
         return int(status[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def processor_name() -> str:
+    """Return the model name of the processor, as far as the system says it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def available_cores() -> int:

@@ -108,7 +108,7 @@ def test_a_bad_line_is_named_and_nothing_runs(
     run: Run, session: SlowSession, tmp_path: Path, line: str, complaint: str
 ) -> None:
     path = write(tmp_path, {"prompt": "fine"}, "", line, {"prompt": "fine"})
-    result = run("generate", "--prompts", path)
+    result = run("generate", "--prompts", path, "--k", "4")
     assert (result.status, result.out) == (2, "")
     assert result.err.startswith(f"forerun: error: {path}, line 3: ")
     assert complaint in result.err

@@ -24,7 +24,7 @@ def test_text_goes_to_stdout_and_one_line_with_resolved_settings_to_stderr(run: 
     assert "\x1b" not in result.out
     assert re.fullmatch(
         r"40 tokens, [\d.]+ tokens/s, [\d.]+ tokens a round, acceptance \d+% \| target smollm2-135m, "
-        r"drafter ngram, k 8, verify block, dtype fp32, device cpu, backend torch, threads 2\n",
+        r"drafter ngram, k auto, verify block, dtype fp32, device cpu, backend torch, threads 2\n",
         result.err,
     )
 
@@ -46,7 +46,7 @@ def test_json_is_one_document_with_the_fields_that_scripts_rely_on(run: Run, ses
     }  # fmt: skip
     assert speculation["emitted"] == 40
     assert speculation["tokens_per_round"] > 1.5  # the toy goes in circles: n-grams are found
-    assert (answer["config"]["drafter"], answer["config"]["k"], answer["config"]["device"]) == ("ngram", 8, "cpu")
+    assert (answer["config"]["drafter"], answer["config"]["k"], answer["config"]["device"]) == ("ngram", "auto", "cpu")
     assert answer["config"]["sampling"]["max_tokens"] == 40
 
 

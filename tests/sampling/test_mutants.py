@@ -42,7 +42,6 @@ from tests.sampling.enumeration import (
     distance,
     drawn,
     prove,
-    prove_each,
     sequence_law,
 )
 

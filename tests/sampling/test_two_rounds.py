@@ -10,7 +10,6 @@ Distances found with keys of (absolute position, role), the same for a draft and
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +76,9 @@ def by_absolute_position(start: int, role: Role, index: int, offset: int) -> Key
 class Rounds:
     """Rounds of one text with `depth` drafts each, over laws of the last few tokens."""
 
-    def __init__(self, target: Law, drafter: Law, rule: Rule | None, depth: int, *, drawn: bool, num_rounds: int = 2) -> None:
+    def __init__(
+        self, target: Law, drafter: Law, rule: Rule | None, depth: int, *, drawn: bool, num_rounds: int = 2
+    ) -> None:
         self.target, self.drafter, self.rule, self.depth = target, drafter, rule, depth
         self.drawn, self.num_rounds = drawn, num_rounds
         self._edges: dict[tuple[Text, Text], np.ndarray] = {}

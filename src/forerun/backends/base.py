@@ -19,7 +19,7 @@ class Feed(NamedTuple):
     seq: int
     tokens: Sequence[int]  # at least one, appended at positions length, length + 1, …
     num_logits: int = 0  # logits are wanted for the last num_logits of these rows
-    # A tree: the earlier row of this feed that each row follows, -1 for what is cached. None: each follows the one before.
+    # A tree: the earlier row of this feed that each row follows, -1 for what is cached; None: the one before.
     # A row sees what is cached, its ancestors and itself; its position is length plus the number of its ancestors.
     parents: Sequence[int] | None = None
 

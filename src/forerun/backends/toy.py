@@ -48,8 +48,8 @@ class ToySession:
         for feed in feeds:
             assert len(feed.tokens) > 0
             assert feed.num_logits <= len(feed.tokens)
-            rows = len(feed.tokens) if feed.parents is None else max(depths(feed.parents)) + 1
-            length = self.length(feed.seq) + rows
+            depth = len(feed.tokens) if feed.parents is None else max(depths(feed.parents)) + 1
+            length = self.length(feed.seq) + depth
             if length > self.max_len:
                 raise RequestError(f"a sequence of {length} tokens doesn't fit into a context of {self.max_len}")
         rows, fed = [np.empty((0, self.vocab_size), self._logits.dtype)], list[int]()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from forerun.config import available_cores
+from forerun.config import available_cores, processor_name
 from forerun.sampling.arrays import Array, namespace
 
 _PACKAGES = ("forerun", "numpy", "torch", "transformers", "tokenizers", "gguf", "safetensors", "llama_cpp_python")
@@ -33,7 +33,7 @@ class Bandwidth(NamedTuple):
 def hardware(device: str) -> dict[str, Any]:
     """Return what can be known of the machine without privileges; None where it doesn't say."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "cores_available": available_cores(),
         "memory_bytes": _memory_bytes(),
@@ -121,11 +121,6 @@ def _best(read: Callable[[], object], repeats: int, clock: Clock) -> float:
         read()
         best = min(best, clock() - start)
     return best
-
-
-def _cpu_name() -> str:
-    names = _key_values(Path("/proc/cpuinfo"))
-    return names.get("model name") or platform.processor() or platform.machine()
 
 
 def _memory_bytes() -> int | None:

@@ -5,7 +5,7 @@ On a device that works on its own (CUDA), a stretch ends when the device has fin
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -260,7 +260,9 @@ def time_rounds(
     spans = Spans(wait=wait, clock=clock)
     engine = llm.new_engine(span=spans)
     rounds: list[Round] = []
-    with timed_drafter(llm.drafter, spans):
+    with ExitStack() as timed:
+        for drafter in llm.drafters:
+            timed.enter_context(timed_drafter(drafter, spans))
         for seed, (ids, own) in enumerate(zip(prompts, params, strict=True)):
             engine.add(Request(tuple(ids), replace(own, k=k), seed=own.seed or seed))
             rounds += _rounds_of(engine, TextStream(llm.tokenizer.token_bytes, own.stop), spans, clock)

@@ -164,7 +164,7 @@ class _Bench:
         self.dtype = str(llm.config.dtype)
         plain = Forerun(llm, "plain", k=0)
         self.ours = [plain]
-        if llm.drafter and llm.config.k:
+        if llm.drafters and llm.config.k != 0:
             self.ours.append(Forerun(llm, "speculative", k=None, baseline="plain"))
         self.contenders: list[Contender] = list(self.ours)
         self.peers: dict[str, Peer] = {}
@@ -263,7 +263,8 @@ class _Bench:
         one_row_s = median(r.target for r in rounds[0]) if rounds[0] else None
         document = {"one_row_pass_ms": one_row_s and 1e3 * one_row_s, "plain": stats.split_rounds(rounds[0], one_row_s)}
         if len(rounds) > 1:
-            full = stats.full_rounds(rounds[1], int(self.llm.config.k))
+            most = self.llm.config.k if isinstance(self.llm.config.k, int) else _ROUND_TOKENS
+            full = stats.full_rounds(rounds[1], most)
             document["speculative"] = stats.split_rounds(rounds[1], one_row_s)
             document["full"] = stats.split_rounds(full, one_row_s)
             document["full_k"] = full[0].num_drafts if full else None

@@ -1,6 +1,6 @@
 """From the name of a drafter to the drafter. A new kind is one file, and one line in `DRAFTERS`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from forerun.backends.base import Session
@@ -51,6 +51,14 @@ DRAFTERS: dict[str, Kind] = {
     "ngram": Kind("ngram", 8, _ngram),
     "lm": Kind("lm:MODEL", 5, _lm),
 }
+
+
+AUTO = ("ngram",)  # what "auto" lets the controller choose among
+
+
+def drafter_names(name: str) -> Sequence[str]:
+    """Return the drafters that a name stands for."""
+    return AUTO if name == "auto" else (name,)
 
 
 def drafter_kind(name: str) -> tuple[Kind, str]:

@@ -41,8 +41,10 @@ class NgramDrafter:
         if start is None or budget < 1:
             return NOTHING
         period = len(tokens) - start  # past the end of the text the copy goes on with itself
-        depth = min(budget, self._reach * _match_length(tokens, start))
-        return Chosen([tokens[start + i % period] for i in range(depth)])
+        match = _match_length(tokens, start)
+        depth = min(budget, self._reach * match)
+        keys = [(match.bit_length() if match > 3 else match, min(i, 4)) for i in range(depth)]
+        return Chosen([tokens[start + i % period] for i in range(depth)], None, keys)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

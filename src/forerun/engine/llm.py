@@ -4,22 +4,28 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
+from forerun import __version__
 from forerun.backends.base import Session
 from forerun.backends.open import open_session
-from forerun.config import Config, available_cores
-from forerun.drafters.build import Parts, drafter_kind
+from forerun.config import Config, available_cores, processor_name
+from forerun.drafters.base import Drafter
+from forerun.drafters.build import Parts, drafter_kind, drafter_names
+from forerun.engine.controller import Controller, Estimates
+from forerun.engine.costs import CostTable, measure_choices, measured
 from forerun.engine.engine import Engine
+from forerun.engine.policy import Fixed, Policy
 from forerun.engine.round import Span
 from forerun.engine.sequence import Event, Request
 from forerun.engine.text import TextStream
 from forerun.errors import EngineError, OptionError, RequestError
 from forerun.models.load import load_checkpoint
+from forerun.models.store import default_cache_dir
 from forerun.models.tokenizer import Tokenizer
 from forerun.models.weights import Checkpoint
 from forerun.types import Output, Piece, SamplingParams, SpeculationStats, TokenLogprob, TokenTrace
@@ -53,11 +59,11 @@ class LLM:
             unknown = sorted(set(given) - {field.name for field in fields(Config)})
             known = ", ".join(field.name for field in fields(Config))
             raise OptionError(f"unknown setting {', '.join(unknown) or error}; expected some of {known}") from error
-        config = replace(config, drafter="ngram" if config.drafter == "auto" else config.drafter)
-        kind, argument = drafter_kind(config.drafter)
+        names = drafter_names(config.drafter)
+        config = replace(config, drafter="+".join(names))
+        kinds = [drafter_kind(name) for name in names]
         # more threads than cores wait for each other at every step
         config = replace(config, threads=min(config.threads or available_cores(), available_cores()))
-        config = replace(config, k=kind.default_k if config.k == "auto" else config.k)
 
         def open_model(name: str, device: str, cache_tokens: int | None) -> tuple[Checkpoint, Session]:
             checkpoint = load_checkpoint(name, cache_dir=config.cache_dir, offline=config.offline, progress=progress)
@@ -77,23 +83,64 @@ class LLM:
         self.checkpoint, self.session = open_model(config.target, config.device, config.cache_tokens)
         self.tokenizer: Tokenizer = self.checkpoint.tokenizer
         self.config = _resolved(config, self.session)
-        self.drafter = kind.build(Parts(argument, self.checkpoint, self.session, open_draft_model))
+        built = [
+            kind.build(Parts(argument, self.checkpoint, self.session, open_draft_model)) for kind, argument in kinds
+        ]
+        self.drafters: list[Drafter] = [drafter for drafter in built if drafter is not None]
+        self.estimates = Estimates()
+        self._costs = self._measure_costs() if self.drafters and self._is_controlled else None
         self._jobs: dict[int, _Job] = {}
         self._lock = threading.RLock()
         self.engine = self.new_engine()
 
     def new_engine(self, *, span: Span | None = None) -> Engine:
         """Return a fresh engine over the same models; `span` is told when the stretches of a round begin and end."""
+        policy: Policy = self._controller() if self._costs else Fixed(self.drafters[0] if self.drafters else None)
         return Engine(
             self.session,
-            self.drafter,
             token_bytes=self.tokenizer.token_bytes,
             end_ids=self.tokenizer.eos_ids,
-            k=int(self.config.k),
+            k=policy.max_drafts if self.config.k == "auto" else self.config.k,
             verify=self.config.verify,
             max_running=self.config.max_running,
             prefill_rows=self.config.prefill_rows,
-            **({"span": span} if span else {}),
+            policy=policy,
+            span=span or (lambda _name: nullcontext()),
+        )
+
+    @property
+    def _is_controlled(self) -> bool:
+        return self.config.k == "auto" or len(self.drafters) > 1
+
+    def _controller(self) -> Controller:
+        assert self._costs
+        return Controller(
+            self.drafters,
+            self._costs.target,
+            draft_costs=self._costs.drafters,
+            row_seconds=self._costs.rows,
+            estimates=self.estimates,
+            clock=perf_counter,
+        )
+
+    def _measure_costs(self) -> "_Costs":
+        """Measure what passes cost, or read what was measured for models of this shape on this machine."""
+        folder = (self.config.cache_dir or default_cache_dir()) / "costs"
+
+        def table(session: Session, shape: Any) -> CostTable:
+            names = ("backend", "dtype", "device", "instruction_set")
+            key: dict[str, Any] = {name: str(getattr(session, name, "")) for name in names}
+            key |= {"shape": shape, "threads": self.config.threads, "version": __version__, "machine": processor_name()}
+            return measured(session, perf_counter, folder=folder, key=key)
+
+        models: dict[str, Session] = {d.name: d.session for d in self.drafters if hasattr(d, "session")}
+        return _Costs(
+            table(self.session, repr(getattr(self.checkpoint, "config", None))),
+            {
+                name: table(session, [session.num_layers, session.vocab_size, getattr(session, "weight_bytes", 0)])
+                for name, session in models.items()
+            },
+            measure_choices(self.session, perf_counter),
         )
 
     def encode(
@@ -411,6 +458,12 @@ class _Job:
             prefill_s=first_s - self._started_s,
             decode_s=self._last_s - first_s,
         )
+
+
+class _Costs(NamedTuple):
+    target: CostTable
+    drafters: dict[str, CostTable]  # of the passes of draft models
+    rows: dict[bool, float]  # of the target's choice at a row
 
 
 def _resolved(config: Config, session: Session) -> Config:

@@ -43,19 +43,19 @@ class Rows(NamedTuple):
     first: int  # of R
 
     @property
-    def count(self) -> int:
+    def num_rows(self) -> int:
         return len(self.proposal.tokens) + 1
 
     def depths(self) -> Sequence[int]:
         """How many drafts lead to each row."""
         parents = self.proposal.parents
-        return range(self.count) if parents is None else [0, *(depth + 1 for depth in depths(parents))]
+        return range(self.num_rows) if parents is None else [0, *(depth + 1 for depth in depths(parents))]
 
     def laws_of(self) -> list[Row]:
         """Whose law each row has."""
         sampler, proposal = self.work.sequence.sampler, self.proposal
         if not sampler.constraints:
-            return [Row(sampler)] * self.count
+            return [Row(sampler)] * self.num_rows
         paths: list[tuple[int, ...]] = [()]
         for draft, token in enumerate(proposal.tokens):
             parent = draft if proposal.parents is None else proposal.parents[draft] + 1
@@ -89,7 +89,7 @@ def judge(
     rows, num_rows = [], 0
     for work, proposal in zip(writers, proposals, strict=True):
         rows.append(Rows(work, proposal, num_rows))
-        num_rows += rows[-1].count
+        num_rows += rows[-1].num_rows
     assert logits_RV.shape[0] == num_rows
     groups: dict[str, list[int]] = {}
     for i, item in enumerate(rows):
@@ -134,7 +134,7 @@ def _judge_choices(rule: str, members: Sequence[Rows], logits_RV: Array) -> list
     judged: list[Judgement | EngineError] = []
     start = 0
     for rows in members:
-        own = tokens[start : start + rows.count]
+        own = tokens[start : start + rows.num_rows]
         path = walk(rows.proposal.tokens, rows.proposal.parents, own)
         at = [0, *(draft + 1 for draft in path)]
         p_target = [masses[start + row] for row in at]
@@ -142,16 +142,16 @@ def _judge_choices(rule: str, members: Sequence[Rows], logits_RV: Array) -> list
         if rule == "choice":
             ends = _has_children(rows.proposal, at[-1] - 1)
             p_draft = [*[1.0] * len(path), 0.0 if ends else None]
-        errors = {row: choices.errors[start + row] for row in range(rows.count) if start + row in choices.errors}
+        errors = {row: choices.errors[start + row] for row in range(rows.num_rows) if start + row in choices.errors}
         judged.append(_until(errors, Judgement(path, own[at[-1]], p_target, p_draft), rows.proposal))
-        start += rows.count
+        start += rows.num_rows
     return judged
 
 
 def _choice_uniforms(rows: Rows) -> list[float]:
     sequence = rows.work.sequence
     if sequence.sampler.is_greedy:
-        return [0.0] * rows.count
+        return [0.0] * rows.num_rows
     length, stream = len(sequence.tokens), sequence.sampler.stream
     drawn: dict[int, float] = {}
     for depth in rows.depths():
@@ -173,7 +173,7 @@ def _judge_tree(rows: Rows, logits_RV: Array) -> Judgement | EngineError:
     assert isinstance(proposal, Tree)
     p_RV, errors = _laws([rows], logits_RV)
     stream, length = sequence.sampler.stream, len(sequence.tokens)
-    uniforms = stream.uniforms(length, Role.ACCEPT, max(len(proposal.offers), rows.count))
+    uniforms = stream.uniforms(length, Role.ACCEPT, max(len(proposal.offers), rows.num_rows))
     q_MV = like(proposal.q_MV, p_RV)
     is_shared = len({offer.draft for offer in proposal.offers}) < len(proposal.offers)
     rule = traversal_rule if sequence.verify == "block" and not is_shared else list_rule
@@ -219,8 +219,7 @@ def _judge_chains(rule: str, members: Sequence[Rows], logits_RV: Array) -> list[
     u_B = like([s.sampler.stream.uniforms(len(s.tokens), Role.RESAMPLE, 1)[0] for s in sequences], p_RV, xp.float64)
     tokens_B = verify.draw(verdict.law_BV, u_B).tolist()
     emitted = [
-        [*tokens[:n], token]
-        for tokens, n, token in zip(drafts, verdict.num_accepted_B.tolist(), tokens_B, strict=True)
+        [*tokens[:n], token] for tokens, n, token in zip(drafts, verdict.num_accepted_B.tolist(), tokens_B, strict=True)
     ]
     p_target, p_draft = _masses(p_BLV, emitted), _masses(q_BLV, emitted)
     judged: list[Judgement | EngineError] = []
@@ -233,10 +232,10 @@ def _judge_chains(rule: str, members: Sequence[Rows], logits_RV: Array) -> list[
 
 def _rows_of(logits_RV: Array, members: Sequence[Rows]) -> Array:
     """Return the rows of some sequences; a view where they are neighbours."""
-    first, end = members[0].first, members[-1].first + members[-1].count
-    if sum(rows.count for rows in members) == end - first:
+    first, end = members[0].first, members[-1].first + members[-1].num_rows
+    if sum(rows.num_rows for rows in members) == end - first:
         return logits_RV[first:end]
-    return logits_RV[like([rows.first + i for rows in members for i in range(rows.count)], logits_RV)]
+    return logits_RV[like([rows.first + i for rows in members for i in range(rows.num_rows)], logits_RV)]
 
 
 def _laws(members: Sequence[Rows], logits_RV: Array) -> tuple[Array, list[dict[int, EngineError]]]:
@@ -255,14 +254,14 @@ def _laws(members: Sequence[Rows], logits_RV: Array) -> tuple[Array, list[dict[i
         errors, start = [], 0
         for item in members:
             own: dict[int, EngineError] = {}
-            for i in range(item.count):
+            for i in range(item.num_rows):
                 row = slice(start + i, start + i + 1)
                 try:
                     p_RV[row] = laws(mine_RV[row], rows[row])
                 except EngineError as error:
                     own[i] = error
             errors.append(own)
-            start += item.count
+            start += item.num_rows
         return p_RV, errors
 
 

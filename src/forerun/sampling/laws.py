@@ -62,12 +62,7 @@ def laws(logits_RV: Array, rows: Sequence[Row]) -> Array:
     """
     xp = namespace(logits_RV)
     params = [row.sampler.params for row in rows]
-    x_RV = _constrained(xp.astype(logits_RV, xp.float32, copy=any(row.sampler.constraints for row in rows)), rows)
-    highest_R = xp.max(x_RV, axis=-1)
-    if not bool(xp.all(xp.isfinite(highest_R))):
-        raise EngineError(
-            "a row of logits has no finite largest value: every token is forbidden, or the model gave NaN"
-        )
+    x_RV, highest_R = _ready(logits_RV, rows)
     greedy = [p.temperature == 0.0 for p in params]
     if all(greedy):
         return one_hot(xp.argmax(x_RV, axis=-1), x_RV.shape[-1], x_RV)
@@ -76,6 +71,27 @@ def laws(logits_RV: Array, rows: Sequence[Row]) -> Array:
         greedy_R1 = like(greedy, x_RV)[:, None]
         p_RV = xp.where(greedy_R1, one_hot(xp.argmax(x_RV, axis=-1), x_RV.shape[-1], x_RV), p_RV)
     return p_RV
+
+
+def greedy_choices(logits_RV: Array, rows: Sequence[Row]) -> Array:
+    """Return the one token that the law of each row has where all sequences are greedy: (R,). Ties: lowest id.
+
+    Raises EngineError if a row has no token left.
+    """
+    x_RV, _highest_R = _ready(logits_RV, rows)
+    return namespace(x_RV).argmax(x_RV, axis=-1)
+
+
+def _ready(logits_RV: Array, rows: Sequence[Row]) -> tuple[Array, Array]:
+    """Return the rows in float32 with all constraints applied, and the largest value of each."""
+    xp = namespace(logits_RV)
+    x_RV = _constrained(xp.astype(logits_RV, xp.float32, copy=any(row.sampler.constraints for row in rows)), rows)
+    highest_R = xp.max(x_RV, axis=-1)
+    if not bool(xp.all(xp.isfinite(highest_R))):
+        raise EngineError(
+            "a row of logits has no finite largest value: every token is forbidden, or the model gave NaN"
+        )
+    return x_RV, highest_R
 
 
 def log_softmax(logits_RV: Array) -> Array:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from array_api_compat import device
 
 from forerun.sampling import kernels
-from forerun.sampling.arrays import namespace, one_hot
+from forerun.sampling.arrays import namespace
 
 Array = Any
 

@@ -1,0 +1,364 @@
+"""The controller: as many drafts, by whom, as bring the most expected tokens per second; none where they don't pay.
+
+A draft is worth the chance that it gets accepted, the product of the chances along its path. The chances are measured:
+each drafter sorts its drafts into keys, and how often drafts of a key turn out right is counted over all requests,
+with old counts fading; a sequence whose drafts do better or worse than that moves its own. What a row costs is measured
+too (`forerun.engine.costs`). So a round is the choice that maximises
+
+    (sequences + sum of the worths) / (t(rows) + K · c + overhead)
+
+over all sequences together: one budget, spent on the worthiest drafts first. Drafts that were picked without chance may
+be trimmed like that after they are known, and the guesses of several drafters merged into one tree. Of a draft model
+the number of drafts is settled before it draws the first one, from past rounds alone.
+
+Drafts that were trimmed away are compared with what was written all the same, so that nothing has to be tried to be
+learnt about, except a draft model that doesn't pay: it is probed now and then.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from forerun.drafters.base import NOTHING, Chosen, Drafter, Outcome, Proposal
+from forerun.engine.costs import Clock, CostTable
+from forerun.engine.policy import Guess, Report, ask
+from forerun.engine.sequence import Work
+from forerun.types import SamplingParams
+
+_FADE = 0.995  # of counts, each time a draft of a key is judged
+_SURE = 0.98  # no draft is taken to be surer than this
+_FIRST_GUESS = 0.5  # chance of a draft of which nothing is known
+_PRIOR = 3.0  # how many drafts the mean of its drafter counts for in a key's chance
+_OWN_PRIOR = 4.0  # how many expected acceptances it takes to move a sequence off the mean of all
+_OWN_FADE = 0.95
+_LEAST_WORTH = 0.02  # a draft below it is not looked at
+_PROBE_ROUNDS = 64  # a draft model that doesn't pay is tried once in so many rounds
+_MAX_MODEL_DRAFTS = 16
+_SLEEPS = ((4, 4), (32, 8))  # after so many rounds without a draft, drafters are asked once in so many
+
+Key = tuple[str, int, Hashable]
+
+
+class Estimates:
+    """How often drafts turn out right, over all requests: by drafter, temperature, and the drafter's own key."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Key, list[float]] = {}  # key -> accepted, judged
+        self._totals: dict[tuple[str, int], list[float]] = {}
+
+    def chance(self, key: Key) -> float:
+        """Return the chance of a draft, given that those before it stand."""
+        total = self._totals.get(key[:2])
+        mean = (total[0] + _FIRST_GUESS) / (total[1] + 1.0) if total else _FIRST_GUESS
+        counts = self._counts.get(key)
+        if counts is None:
+            return mean
+        return (counts[0] + _PRIOR * mean) / (counts[1] + _PRIOR)
+
+    def learn(self, key: Key, accepted: bool) -> None:
+        for counts in (self._counts.setdefault(key, [0.0, 0.0]), self._totals.setdefault(key[:2], [0.0, 0.0])):
+            counts[0] = counts[0] * _FADE + accepted
+            counts[1] = counts[1] * _FADE + 1.0
+
+    def table(self) -> dict[str, dict[str, float]]:
+        """Return what is known, for people: drafter and key -> chance and number of drafts."""
+        return {
+            f"{drafter} t{mood} {key}": {"chance": self.chance((drafter, mood, key)), "judged": counts[1]}
+            for (drafter, mood, key), counts in sorted(self._counts.items(), key=lambda item: str(item[0]))
+        }
+
+
+class Candidate(NamedTuple):
+    """A draft that could be made: the same by whoever offers it."""
+
+    token: int
+    parent: int
+    origins: list[Key]
+
+
+@dataclass
+class _Own:
+    """What is known of one sequence."""
+
+    luck: dict[str, list[float]] = field(default_factory=dict)  # drafter -> accepted, expected
+    idle: int = 0  # rounds since a draft was made
+    candidates: list[Candidate] = field(default_factory=list)  # of this round
+    written: int = 0  # tokens when they were offered
+    mood: int = 0
+    is_awake: bool = False
+
+
+class Controller:
+    """A `Policy` over any number of drafters."""
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        costs: CostTable,
+        *,
+        draft_costs: Mapping[str, CostTable] | None = None,
+        estimates: Estimates | None = None,
+        row_seconds: Mapping[bool, float] | None = None,
+        max_drafts: int = 16,
+        clock: Clock | None = None,
+    ) -> None:
+        """`draft_costs`: of the passes of draft models, by the drafter's name; drafters without are taken as free.
+
+        `row_seconds[greedy]`: what the choice at one more row costs. With a `clock` a round's overhead is measured.
+        """
+        self.drafters = drafters
+        self.max_drafts = max_drafts
+        self.estimates = estimates or Estimates()
+        self._costs = costs
+        self._draft_costs = dict(draft_costs or {})
+        self._free = [drafter for drafter in drafters if drafter.name not in self._draft_costs]
+        self._models = [drafter for drafter in drafters if drafter.name in self._draft_costs]
+        self._row_seconds = row_seconds or {}
+        self._num_top = max((drafter.num_top for drafter in drafters), default=0)
+        self._own: dict[int, _Own] = {}
+        self._round = 0
+        self._clock = clock
+        self._overhead = 0.05 * costs(1)
+        self._began = self._predicted = 0.0
+
+    def num_top(self, seq: int) -> int:
+        own = self._own.get(seq)
+        return self._num_top if own is not None and own.is_awake else 0
+
+    def propose(self, works: Sequence[Work], num_rows: int, *, branches: bool) -> list[Guess]:
+        if self._clock:
+            self._began = self._clock()
+        self._round += 1
+        requests = [work.sequence for work in works]
+        owns = [self._own.setdefault(request.id, _Own()) for request in requests]
+        offered = self._offers(works, owns, branches=branches)
+        worths = [self._worths(own, candidates) for own, candidates in zip(owns, offered, strict=True)]
+        length = sum(len(request.tokens) for request in requests) / max(1, len(requests))
+        chosen, rate = self._spend(works, worths, num_rows, length)
+        model, depth = self._model_that_beats(rate, works, owns, num_rows, length)
+        if model is not None:
+            guesses = self._ask_model(model, depth, works, rate, num_rows, length)
+        else:
+            guesses = [
+                _guess(candidates, worth, kept) for candidates, worth, kept in zip(offered, worths, chosen, strict=True)
+            ]
+        total = num_rows
+        for request, own, candidates, guess in zip(requests, owns, offered, guesses, strict=True):
+            own.candidates, own.written, own.mood = candidates, len(request.tokens), _mood(request.params)
+            own.idle = 0 if guess.proposal.tokens else own.idle + 1
+            total += len(guess.proposal.tokens)
+        self._predicted = self._seconds(works, num_rows, total - num_rows, length)
+        return guesses
+
+    def observe(self, outcomes: Sequence[Outcome], reports: Sequence[Report]) -> None:
+        for drafter in self.drafters:
+            drafter.observe(outcomes)
+        texts = {outcome.seq: outcome.tokens for outcome in outcomes}
+        for report in reports:
+            own = self._own.get(report.seq)
+            if own is not None and report.seq in texts:
+                self._learn(own, texts[report.seq], report)
+        if self._clock and reports:
+            over = self._clock() - self._began - self._predicted
+            self._overhead += 0.05 * (min(max(over, 0.0), self._costs(1)) - self._overhead)
+
+    def release(self, seq: int) -> None:
+        self._own.pop(seq, None)
+        for drafter in self.drafters:
+            drafter.release(seq)
+
+    def _offers(self, works: Sequence[Work], owns: Sequence[_Own], *, branches: bool) -> list[list[Candidate]]:
+        """Ask the free drafters for all that they have, and merge what they say of each sequence."""
+        offered: list[list[Candidate]] = [[] for _ in works]
+        for work, own in zip(works, owns, strict=True):
+            own.is_awake = work.k > 0 and _is_awake(own)
+        asked = [i for i, own in enumerate(owns) if own.is_awake]
+        if not asked:
+            return offered
+        views = [works[i].sequence.view(branches=branches) for i in asked]
+        budgets = [works[i].k for i in asked]
+        found = [ask(drafter, views, budgets) for drafter in self._free]
+        for place, i in enumerate(asked):
+            mood = _mood(works[i].sequence.params)
+            named = [
+                (drafter.name, proposals[place])
+                for drafter, proposals in zip(self._free, found, strict=True)
+                if proposals[place].tokens
+            ]
+            offered[i] = self._merge(named, mood, owns[i], branches=branches)
+        return offered
+
+    def _merge(self, named: Sequence[tuple[str, Proposal]], mood: int, own: _Own, *, branches: bool) -> list[Candidate]:
+        """Lay proposals over each other; where no tree may be made, take the one that is worth most."""
+        if len(named) > 1 and not branches:
+            each = [self._merge([one], mood, own, branches=True) for one in named]
+            return max(each, key=lambda candidates: sum(self._worths(own, candidates)))
+        candidates: list[Candidate] = []
+        places: dict[tuple[int, int], int] = {}
+        for name, proposal in named:
+            assert isinstance(proposal, Chosen), f"{name} draws its drafts: what it costs must be known"
+            own_places: list[int] = []
+            for i, token in enumerate(proposal.tokens):
+                parent = i - 1 if proposal.parents is None else proposal.parents[i]
+                parent = own_places[parent] if parent >= 0 else -1
+                key = (name, mood, proposal.keys[i] if proposal.keys is not None else i)
+                place = places.get((parent, token))
+                if place is None:
+                    place = places[parent, token] = len(candidates)
+                    candidates.append(Candidate(token, parent, [key]))
+                else:
+                    candidates[place].origins.append(key)
+                own_places.append(place)
+        return candidates
+
+    def _chance(self, own: _Own, key: Key) -> float:
+        luck = own.luck.get(key[0])
+        factor = (luck[0] + _OWN_PRIOR) / (luck[1] + _OWN_PRIOR) if luck else 1.0
+        return min(_SURE, self.estimates.chance(key) * factor)
+
+    def _worths(self, own: _Own, candidates: Sequence[Candidate]) -> list[float]:
+        """Return the chance of each candidate that the text gets to it."""
+        worths: list[float] = []
+        for candidate in candidates:
+            chance = max(self._chance(own, key) for key in candidate.origins)
+            worths.append(chance if candidate.parent < 0 else chance * worths[candidate.parent])
+        return worths
+
+    def _spend(
+        self, works: Sequence[Work], worths: Sequence[Sequence[float]], num_rows: int, length: float
+    ) -> tuple[list[list[int]], float]:
+        """Return which candidates of each sequence are drafted, and tokens per second. A child is worth less than its
+        parent, so whatever is taken first by worth is a tree.
+        """
+        ranked = sorted(
+            (-worth, i, candidate)
+            for i, own in enumerate(worths)
+            for candidate, worth in enumerate(own)
+            if worth >= _LEAST_WORTH
+        )
+        tokens = float(len(works))
+        best_count, best_rate = 0, tokens / self._seconds(works, num_rows, 0, length)
+        for count, (negative, _i, _candidate) in enumerate(ranked, start=1):
+            tokens -= negative
+            rate = tokens / self._seconds(works, num_rows, count, length)
+            if rate > best_rate:
+                best_count, best_rate = count, rate
+        chosen: list[list[int]] = [[] for _ in works]
+        for _worth, i, candidate in ranked[:best_count]:
+            if len(chosen[i]) < works[i].k:
+                chosen[i].append(candidate)
+        return chosen, best_rate
+
+    def _seconds(self, works: Sequence[Work], num_rows: int, num_drafts: int, length: float) -> float:
+        greedy = not works or works[0].sequence.sampler.is_greedy
+        each = self._row_seconds.get(greedy, 0.0)
+        return self._costs(num_rows + num_drafts, length) + each * num_drafts + self._overhead
+
+    def _model_that_beats(
+        self, rate: float, works: Sequence[Work], owns: Sequence[_Own], num_rows: int, length: float
+    ) -> tuple[Drafter | None, int]:
+        """Return the draft model that promises more tokens per second than `rate`, and its number of drafts.
+
+        One that doesn't is probed with a single draft now and then.
+        """
+        best: tuple[Drafter | None, int] = (None, 0)
+        able = [(work, own) for work, own in zip(works, owns, strict=True) if work.k > 0]
+        if not able:
+            return best
+        for drafter in self._models:
+            cost = self._draft_costs[drafter.name]
+            tokens, drafting = float(len(works)), 0.0
+            reach = [1.0] * len(able)
+            for depth in range(1, min(_MAX_MODEL_DRAFTS, drafter.max_drafts) + 1):
+                live = [i for i, (work, _own) in enumerate(able) if work.k >= depth]
+                if not live:
+                    break
+                for i in live:
+                    work, own = able[i]
+                    reach[i] *= self._chance(own, (drafter.name, _mood(work.sequence.params), depth - 1))
+                    tokens += reach[i]
+                drafting += cost(len(live), length)
+                num_drafts = sum(min(depth, work.k) for work, _own in able)
+                promised = tokens / (self._seconds(works, num_rows, num_drafts, length) + drafting)
+                if promised > rate:
+                    best, rate = (drafter, depth), promised
+        if best[0] is None and self._models and self._round % _PROBE_ROUNDS == 0:
+            return self._models[self._round // _PROBE_ROUNDS % len(self._models)], 1
+        return best
+
+    def _ask_model(
+        self, model: Drafter, depth: int, works: Sequence[Work], rate: float, num_rows: int, length: float
+    ) -> list[Guess]:
+        """Let a draft model draft. It stops early where the shape of its law promises less than a draft costs."""
+        if hasattr(model, "stop_below"):
+            row = self._costs(num_rows + 2, length) - self._costs(num_rows + 1, length)
+            model.stop_below = min(0.9, rate * (self._draft_costs[model.name](1, length) + row) / max(1, len(works)))
+        asked = [i for i, work in enumerate(works) if work.k > 0]
+        views = [works[i].sequence.view() for i in asked]
+        guesses = [Guess()] * len(works)
+        proposals = ask(model, views, [min(depth, works[i].k) for i in asked])
+        for i, proposal in zip(asked, proposals, strict=True):
+            guesses[i] = Guess(proposal, model.name if proposal.tokens else None)
+        return guesses
+
+    def _learn(self, own: _Own, text: Sequence[int], report: Report) -> None:
+        """Compare what was offered, drafted or not, with what was written."""
+        written = text[own.written :]
+        children: dict[int, list[int]] = {}
+        for i, candidate in enumerate(own.candidates):
+            children.setdefault(candidate.parent, []).append(i)
+        at: int | None = -1
+        for token in written:
+            if at is None:
+                break
+            following, at = children.get(at, ()), None
+            for i in following:
+                accepted = own.candidates[i].token == token
+                if accepted:
+                    at = i
+                for key in own.candidates[i].origins:
+                    self._count(own, key, accepted)
+        self._learn_model(own, report)
+        own.candidates = []
+
+    def _learn_model(self, own: _Own, report: Report) -> None:
+        name, proposal = report.guess.drafter, report.guess.proposal
+        if name not in self._draft_costs:
+            return
+        mood = own.mood
+        for depth in range(min(len(report.path) + 1, len(proposal.tokens))):
+            self._count(own, (name, mood, depth), depth < len(report.path))
+
+    def _count(self, own: _Own, key: Key, accepted: bool) -> None:
+        luck = own.luck.setdefault(key[0], [0.0, 0.0])
+        luck[0] = luck[0] * _OWN_FADE + accepted
+        luck[1] = luck[1] * _OWN_FADE + self.estimates.chance(key)
+        self.estimates.learn(key, accepted)
+
+
+def _is_awake(own: _Own) -> bool:
+    every = 1
+    for rounds, once_in in _SLEEPS:
+        if own.idle > rounds:
+            every = once_in
+    return own.idle % every == 0
+
+
+def _mood(params: SamplingParams) -> int:
+    """Return the class of temperature: greedy, and steps of a half."""
+    return 0 if params.temperature == 0.0 else 1 + min(3, int(params.temperature * 2))
+
+
+def _guess(candidates: Sequence[Candidate], worths: Sequence[float], kept: Sequence[int]) -> Guess:
+    """Return the tree of those candidates that are kept; a chain as one."""
+    expected = 1.0 + sum(worths[i] for i in kept)
+    if not kept:
+        return Guess(NOTHING, None, expected)
+    order = sorted(kept)
+    place = {candidate: i for i, candidate in enumerate(order)}
+    place[-1] = -1
+    parents = [place[candidates[i].parent] for i in order]
+    tokens = [candidates[i].token for i in order]
+    is_chain = parents == list(range(-1, len(parents) - 1))
+    names = dict.fromkeys(candidates[i].origins[0][0] for i in order)
+    return Guess(Chosen(tokens, None if is_chain else parents), "+".join(names), expected)
