@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from forerun.backends.toy import ToySession
-from forerun.drafters.base import Chosen, Drawn, Proposal, View
+from forerun.drafters.base import Chosen, Drafter, Drawn, Proposal, View
 from forerun.drafters.lm import LMDrafter
 from forerun.drafters.ngram import NgramDrafter
 from tests.drafters.drafter_suite import (
@@ -21,14 +21,15 @@ from tests.drafters.drafter_suite import (
 SIZE = 11
 
 
-def lm(*, size: int = SIZE, order: int = 2, **limits: int) -> LMDrafter:
-    return LMDrafter(ToySession.random(size, order=order, seed=4, **limits), vocab_size=SIZE)
+def lm(*, size: int = SIZE, order: int = 2, inner: Drafter | None = None, **limits: int) -> LMDrafter:
+    return LMDrafter(ToySession.random(size, order=order, seed=4, **limits), vocab_size=SIZE, inner=inner)
 
 
 SUBJECTS = {
     "ngram": Subject(NgramDrafter, SIZE),
     "ngram of one size": Subject(lambda: NgramDrafter(longest=3, shortest=3, max_drafts=2), SIZE),
     "lm": Subject(lm, SIZE),
+    "cascade": Subject(lambda: lm(inner=NgramDrafter()), SIZE),
     "lm with a wider head": Subject(lambda: lm(size=SIZE + 5), SIZE),
     "lm with a short context": Subject(lambda: lm(max_len=21), SIZE),
 }

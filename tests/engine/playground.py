@@ -134,6 +134,17 @@ class Sampling(Scripted):
         return len(tokens) - 1
 
 
+def three_levels() -> LMDrafter:
+    middle = LMDrafter(toy(order=1, seed=6), vocab_size=SIZE, inner=NgramDrafter())
+    return LMDrafter(toy(order=1, seed=5), vocab_size=SIZE, inner=middle)
+
+
+def in_a_tree(drafter: LMDrafter) -> LMDrafter:
+    """Two candidates after the text, two after the first and one after the second of them, then a chain."""
+    drafter.shape = lambda count: [-1, -1, 0, 0, 1, *range(3, count)][:count]
+    return drafter
+
+
 def everything_in_turn(tokens: Sequence[int]) -> list[int]:
     """Drafts that are mostly wrong, and that hold every token sooner or later."""
     return [(tokens[-1] * 3 + len(tokens) + i) % SIZE for i in range(4)]
@@ -146,6 +157,9 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "lm that is the target": lambda: LMDrafter(toy(), vocab_size=SIZE),
     "lm with a wider head": lambda: LMDrafter(toy(order=1, seed=5, size=SIZE + 3), vocab_size=SIZE),
     "lm with a short context": lambda: LMDrafter(toy(order=1, seed=5, max_len=9), vocab_size=SIZE),
+    "cascade": lambda: LMDrafter(toy(order=1, seed=5), vocab_size=SIZE, inner=NgramDrafter()),
+    "cascade of three": lambda: three_levels(),
+    "lm in a tree": lambda: in_a_tree(LMDrafter(toy(order=1, seed=5), vocab_size=SIZE)),
     "scripted": lambda: Scripted(everything_in_turn),
     "branching": lambda: Branching(everything_in_turn),
     "sampling": Sampling,

@@ -18,7 +18,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Request
 from forerun.types import SamplingParams
-from tests.engine.playground import DRAFTERS, EOS, SIZE, TOKEN_BYTES, CheckedSession, engine_of, run, toy
+from tests.engine.playground import DRAFTERS, EOS, SIZE, TOKEN_BYTES, CheckedSession, engine_of, in_a_tree, run, toy
 from tests.reference import next_law
 
 PROMPTS = [(1,), (3, 0, 2), (0, 5, 1, 1, 2, 4)]
@@ -98,14 +98,24 @@ VIEWS: list[Callable[[Answer], object]] = [
     *[lambda answer, i=i: answer[0][i : i + 2] for i in range(3)],
     lambda answer: len(answer[0]) - len(set(answer[0])),
 ]
-DRAFTERS_HERE = {"lm": lambda: LMDrafter(near_the_target(), vocab_size=SIZE), "ngram": NgramDrafter}
+DRAFTERS_HERE = {
+    "lm": lambda: LMDrafter(near_the_target(), vocab_size=SIZE),
+    "ngram": NgramDrafter,
+    "cascade of three": lambda: three_levels(),
+    "lm in a tree": lambda: in_a_tree(LMDrafter(near_the_target(), vocab_size=SIZE)),
+}
 RATE = 1e-6 / (len(MIXED) * len(VIEWS) * len(DRAFTERS_HERE) + len(VIEWS))
 
 
-def near_the_target() -> ToySession:
+def near_the_target(seed: int = 1) -> ToySession:
     """A draft model that is mostly right, so that blocks are long."""
     logits = toy()._logits
-    return CheckedSession(logits + np.random.default_rng(1).normal(scale=0.6, size=logits.shape).astype(np.float32))
+    return CheckedSession(logits + np.random.default_rng(seed).normal(scale=0.6, size=logits.shape).astype(np.float32))
+
+
+def three_levels() -> LMDrafter:
+    middle = LMDrafter(near_the_target(seed=2), vocab_size=SIZE, inner=NgramDrafter())
+    return LMDrafter(near_the_target(), vocab_size=SIZE, inner=middle)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS_HERE)

@@ -75,6 +75,12 @@ class View(NamedTuple):
     sampler: Sampler
     verify: Verify
     branches: bool = False  # whether a tree may be proposed
+    ahead: int = 0  # so many tokens at the end are themselves only drafts, of which the sampler hasn't been told
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The tokens at the end that the sampler doesn't know of."""
+        return tuple(self.tokens[len(self.tokens) - self.ahead :])
 
 
 class Verified(NamedTuple):

@@ -11,6 +11,7 @@ equals (`transformers` does the same for top-k).
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import array_api_compat
@@ -41,6 +42,12 @@ class Sampler:
     @property
     def is_greedy(self) -> bool:
         return self.params.temperature == 0.0
+
+    def within(self, position: int) -> "Sampler":
+        """Return the same settings and state with the draws of `Stream.within`."""
+        inner = copy(self)
+        inner.stream = self.stream.within(position)
+        return inner
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Take committed tokens into account."""

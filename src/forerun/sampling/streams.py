@@ -34,6 +34,7 @@ class Role(IntEnum):
     RESAMPLE = 3
     COUPLED = 4
     CHOICE = 5
+    WITHIN = 6
 
 
 def _mix(x: int) -> int:
@@ -65,6 +66,13 @@ class Stream:
         for field in (self.seed & _MASK, self.request & _MASK, position, int(role)):
             key = _mix(((key + _GOLDEN) & _MASK) ^ field)
         return key
+
+    def within(self, position: int) -> "Stream":
+        """Return a stream for what is drawn inside the drafting of the round that begins at this position.
+
+        Two rounds may look at one place of the text; with streams of their own they never meet the same draw there.
+        """
+        return Stream(self._key(position, Role.WITHIN), self.request)
 
     def uniforms(self, position: int, role: Role, count: int) -> list[float]:
         """Return `count` uniforms in [0, 1), for nodes 0 … count - 1."""
