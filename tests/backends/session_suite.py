@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from forerun.backends.base import Feed, Session
-from forerun.errors import RequestError
+from forerun.errors import OptionError, RequestError
 
 
 def as_numpy(array: object) -> np.ndarray:
@@ -33,20 +33,36 @@ class SessionSuite:
     """Subclass as TestX with `make`, `tolerance` and, where the model is small, `max_tokens`."""
 
     tolerance = 0.0  # of logits, absolute; 0: to the bit
+    tree_tolerance = 0.0  # of the rows of a tree, in which keys lie elsewhere than in a chain
     max_tokens = 40  # of a sequence in these tests
 
     @pytest.fixture
     def session(self) -> Session:
         raise NotImplementedError("override with a fixture that returns a fresh session")
 
-    def check(self, got: object, expected: np.ndarray) -> None:
+    def check(self, got: object, expected: np.ndarray, *, tree: bool = False) -> None:
+        tolerance = max(self.tolerance, self.tree_tolerance) if tree else self.tolerance
         got_rows = as_numpy(got)
         assert got_rows.shape == expected.shape
         assert np.isfinite(got_rows).all()
-        assert np.abs(got_rows - expected).max(initial=0.0) <= self.tolerance
+        assert np.abs(got_rows - expected).max(initial=0.0) <= tolerance
 
     def text(self, session: Session, length: int, seed: int = 0) -> list[int]:
         return random.Random(seed).choices(range(session.vocab_size), k=length)
+
+    def test_a_subset_of_all_layers_is_the_model(self, session: Session) -> None:
+        every = session.subset(range(session.num_layers))
+        tokens = self.text(session, 9)
+        seq, other = session.open(), every.open()
+        session.extend([Feed(seq, tokens[:6])])
+        assert every.length(other) == 0
+        self.check(every.extend([Feed(other, tokens, 4)]).logits, fresh_rows(session, tokens, 4))
+        assert session.length(seq) == 6
+
+    @pytest.mark.parametrize("bad", [[], [1, 0], [0, 0], [-1], [10_000]])
+    def test_a_subset_that_is_none_is_refused(self, session: Session, bad: list[int]) -> None:
+        with pytest.raises(OptionError, match="layers"):
+            session.subset(bad)
 
     def test_it_says_its_sizes(self, session: Session) -> None:
         assert session.vocab_size > 1
@@ -229,7 +245,7 @@ class SessionSuite:
             assert len(logits) == 2 + len(parents) + 1
             expected = [fresh_rows(session, prefix + [tokens[i] for i in path], 1) for path in paths]
             self.check(logits[:2], fresh_rows(session, prefix[:8], 2))
-            self.check(logits[2:-1], np.concatenate(expected))
+            self.check(logits[2:-1], np.concatenate(expected), tree=True)
             self.check(logits[-1:], fresh_rows(session, prefix[:4], 1))
             for open_seq in (seq, neighbour, chain):
                 session.release(open_seq)
@@ -249,8 +265,9 @@ class SessionSuite:
                 assert session.length(seq) == 13 + len(path)
                 branch = session.fork(seq, 13 + len(path))
                 text = prefix + [tokens[i] for i in path] + more
-                self.check(session.extend([Feed(seq, more, 5)]).logits, fresh_rows(session, text, 5))
-                self.check(session.extend([Feed(branch, more, 5)]).logits, fresh_rows(session, text, 5))
+                for after in (seq, branch):
+                    logits = session.extend([Feed(after, more, 5)]).logits
+                    self.check(logits, fresh_rows(session, text, 5), tree=True)
                 session.release(seq)
                 session.release(branch)
         assert session.room() == room
@@ -274,7 +291,7 @@ class SessionSuite:
             session.extend([Feed(seq, [0, 1, 0], 1, [-1, 0, 1])])
         assert session.length(seq) == len(tokens)
         logits = session.extend([Feed(seq, [1, 0, 1, 2], 4, [-1, 0, 0, 0])]).logits
-        self.check(logits[3:], fresh_rows(session, [*tokens, 1, 2], 1))
+        self.check(logits[3:], fresh_rows(session, [*tokens, 1, 2], 1), tree=True)
         session.keep(seq, len(tokens), [0, 3])
         assert session.length(seq) == session.max_len
 

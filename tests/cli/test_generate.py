@@ -227,4 +227,4 @@ def test_what_stdout_cannot_encode_is_escaped_the_way_of_json(monkeypatch: pytes
 def test_the_help_names_all_kinds_of_drafters() -> None:
     from forerun.drafters.build import DRAFTERS
 
-    assert "|".join(["auto", *(kind.usage for kind in DRAFTERS.values())]) == options.DRAFTER_USAGE
+    assert ", ".join(["auto", *(kind.usage for kind in DRAFTERS.values())]) == options.DRAFTER_USAGE

@@ -10,6 +10,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from forerun.errors import OptionError
+
 Array = Any  # a numpy array or a torch tensor; the mathematics is written for both
 
 
@@ -38,6 +42,22 @@ def depths(parents: Sequence[int]) -> list[int]:
         assert -1 <= parent < len(found), f"row {len(found)} of a tree follows {parent}"
         found.append(0 if parent < 0 else found[parent] + 1)
     return found
+
+
+def lineage(parents: Sequence[int]) -> np.ndarray:
+    """Return which rows of a tree each of its rows sees, its ancestors and itself: (n, n), bool."""
+    sees = np.eye(len(parents), dtype=bool)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            sees[row] |= sees[parent]
+    return sees
+
+
+def checked_layers(layers: Sequence[int], num_layers: int) -> list[int]:
+    """Return `layers` as a list. Raises OptionError unless they are some of a model's, in order."""
+    if not layers or list(layers) != sorted(set(layers)) or not 0 <= min(layers) <= max(layers) < num_layers:
+        raise OptionError(f"layers are {list(layers)}; expected some of 0 … {num_layers - 1}, in order, each once")
+    return list(layers)
 
 
 class Session(Protocol):
@@ -77,6 +97,12 @@ class Session(Protocol):
 
     def release(self, seq: int) -> None:
         """Forget `seq` and free its memory."""
+
+    def subset(self, layers: Sequence[int]) -> "Session":
+        """Return a session of these layers alone, in their order, with the same weights and a cache of its own.
+
+        Raises OptionError.
+        """
 
     def room(self) -> int:
         """Return how many more positions, over all sequences, the cache can take."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forerun.backends.base import Feed, Scores, depths
+from forerun.backends.base import Feed, Scores, checked_layers, depths
 from forerun.errors import RequestError
 
 
@@ -83,6 +83,10 @@ class ToySession:
 
     def release(self, seq: int) -> None:
         del self._tokens[seq]
+
+    def subset(self, layers: Sequence[int]) -> "ToySession":
+        checked_layers(layers, self.num_layers)
+        return ToySession(self._logits, max_len=self.max_len, cache_tokens=self._cache_tokens)
 
     def room(self) -> int:
         return self._cache_tokens - sum(map(len, self._tokens.values()))

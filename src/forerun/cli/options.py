@@ -17,7 +17,8 @@ from forerun.types import VERIFY_RULES, SamplingParams
 
 _CONFIG = Config(target="")
 _PARAMS = SamplingParams()
-DRAFTER_USAGE = "auto|none|ngram|lm:MODEL"  # the kinds that are there, without importing them
+# the kinds that are there, without importing them
+DRAFTER_USAGE = "auto, none, ngram, lm:MODEL, layerskip:N, quant:q4, cascade:lm:MODEL+ngram, mix:A+B"
 MODEL, SAMPLING, PROMPT, OUTPUT = "Model", "Sampling", "Prompt", "Output"
 
 
@@ -34,7 +35,7 @@ class ModelOptions:
         str,
         option(MODEL, "Alias, Hugging Face folder, GGUF file, hub id.", metavar="MODEL", envvar="FORERUN_TARGET"),
     ] = "smollm2-135m"
-    drafter: Annotated[str, option(MODEL, "Who guesses.", metavar=DRAFTER_USAGE)] = _CONFIG.drafter
+    drafter: Annotated[str, option(MODEL, f"Who guesses: {DRAFTER_USAGE}.", metavar="NAME")] = _CONFIG.drafter
     k: Annotated[str, option(MODEL, "Drafts a round.", metavar="auto|N")] = str(_CONFIG.k)
     verify: Annotated[str, option(MODEL, "The rule of verification.", metavar="|".join(VERIFY_RULES))] = _CONFIG.verify
     dtype: Annotated[str, option(MODEL, "What weights are kept in.", metavar="|".join(DTYPES))] = _CONFIG.dtype

@@ -1,33 +1,47 @@
 """From the name of a drafter to the drafter. A new kind is one file, and one line in `DRAFTERS`."""
 
+import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from statistics import median
+from time import perf_counter
+from typing import Protocol
 
-from forerun.backends.base import Session
+from forerun.backends.base import Feed, Session
 from forerun.drafters.base import Drafter
+from forerun.drafters.layerskip import CALIBRATION_TEXT, best_layers, kept_layers
 from forerun.drafters.lm import LMDrafter
+from forerun.drafters.mix import MixDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import OptionError
 from forerun.models.weights import Checkpoint
 
-OpenModel = Callable[[str], tuple[Checkpoint, Session]]
+
+class OpenModel(Protocol):
+    """Loads a draft model; None: the target once more. `dtype` None: as the settings say."""
+
+    def __call__(self, name: str | None, dtype: str | None = None) -> tuple[Checkpoint, Session]: ...
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True)
+class Parts:
     """What a drafter may be built from."""
 
-    argument: str  # what follows the colon in its name
     target: Checkpoint
     session: Session  # the target's
-    open_model: OpenModel  # loads a draft model
+    open_model: OpenModel
+    argument: str = ""  # what follows the colon in its name
+    inner: Drafter | None = None  # of a cascade: what drafts for this one
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True)
+class Kind:
     """A kind of drafter."""
 
     usage: str
-    default_k: int  # drafts a round where the user leaves it to us
     build: Callable[[Parts], Drafter | None]
+    is_model: bool = False  # may have an inner drafter
+    parts: Callable[[str], Sequence[str]] = field(default=lambda _argument: ())  # names in its argument
 
 
 def _ngram(parts: Parts) -> Drafter:
@@ -43,22 +57,86 @@ def _lm(parts: Parts) -> Drafter:
             f"the draft model {parts.argument} has another tokenizer than the target: {difference}; "
             "take a draft model of the same family"
         )
-    return LMDrafter(session, vocab_size=parts.session.vocab_size)
+    return LMDrafter(session, vocab_size=parts.session.vocab_size, inner=parts.inner)
+
+
+def _layerskip(parts: Parts) -> Drafter:
+    session, argument = parts.session, parts.argument
+    if argument == "auto":
+        layers = best_layers(session, parts.target.tokenizer.encode(CALIBRATION_TEXT), _seconds_of_a_row)
+    elif argument.isascii() and argument.isdigit():
+        layers = kept_layers(session.num_layers, int(argument))
+    else:
+        raise OptionError(
+            f"drafter is 'layerskip:{argument}'; expected layerskip:auto, or how many layers to leave out"
+        )
+    return LMDrafter(session.subset(layers), vocab_size=parts.session.vocab_size, name="layerskip", inner=parts.inner)
+
+
+def _seconds_of_a_row(session: Session) -> float:
+    seq, times = session.open(), []
+    try:
+        for _ in range(8):
+            start = perf_counter()
+            float(session.extend([Feed(seq, [0], 1)]).logits[-1, 0])
+            times.append(perf_counter() - start)
+    finally:
+        session.release(seq)
+    return median(times[1:])
+
+
+def _quant(parts: Parts) -> Drafter:
+    if parts.argument != "q4":
+        raise OptionError(f"drafter is 'quant:{parts.argument}'; expected quant:q4")
+    if getattr(parts.session, "dtype", "") == "q4":
+        raise OptionError("quant:q4 drafts by a 4-bit copy of the target, and the target itself has 4 bits")
+    _target, session = parts.open_model(None, dtype="q4")
+    return LMDrafter(session, vocab_size=parts.session.vocab_size, name="quant", inner=parts.inner)
+
+
+def _cascade(parts: Parts) -> Drafter:
+    inner = None
+    for name in reversed(names_in(parts.argument)):
+        inner = build(name, replace(parts, inner=inner))
+    assert inner is not None
+    return inner
+
+
+def _mix(parts: Parts) -> Drafter:
+    return MixDrafter([_built(name, parts) for name in names_in(parts.argument)])
+
+
+def _built(name: str, parts: Parts) -> Drafter:
+    drafter = build(name, parts)
+    assert drafter is not None
+    return drafter
+
+
+def names_in(argument: str) -> list[str]:
+    """Split `lm:MODEL+ngram` at those + that a kind follows; the name of a model may have others."""
+    return re.split(rf"\+(?=(?:{'|'.join(DRAFTERS)})(?::|\+|$))", argument)
 
 
 DRAFTERS: dict[str, Kind] = {
-    "none": Kind("none", 0, lambda _parts: None),
-    "ngram": Kind("ngram", 8, _ngram),
-    "lm": Kind("lm:MODEL", 5, _lm),
+    "none": Kind("none", lambda _parts: None),
+    "ngram": Kind("ngram", _ngram),
+    "lm": Kind("lm:MODEL", _lm, is_model=True),
+    "layerskip": Kind("layerskip:N", _layerskip, is_model=True),
+    "quant": Kind("quant:q4", _quant, is_model=True),
+    "cascade": Kind("cascade:lm:MODEL+ngram", _cascade, is_model=True, parts=names_in),
+    "mix": Kind("mix:A+B", _mix, parts=names_in),
 }
 
 
 AUTO = ("ngram",)  # what "auto" lets the controller choose among
 
 
-def drafter_names(name: str) -> Sequence[str]:
-    """Return the drafters that a name stands for."""
-    return AUTO if name == "auto" else (name,)
+def drafter_names(name: str, *, is_controlled: bool) -> Sequence[str]:
+    """Return the drafters that a name stands for: a controller mixes by itself, by what is measured."""
+    if name == "auto":
+        return AUTO
+    kind, argument = drafter_kind(name)
+    return names_in(argument) if kind is DRAFTERS["mix"] and is_controlled else (name,)
 
 
 def drafter_kind(name: str) -> tuple[Kind, str]:
@@ -68,4 +146,16 @@ def drafter_kind(name: str) -> tuple[Kind, str]:
     if kind is None or bool(argument) != (":" in kind.usage) or bool(colon) != bool(argument):
         usages = ", ".join(["auto", *(kind.usage for kind in DRAFTERS.values())])
         raise OptionError(f"drafter is {name!r}; expected one of {usages}")
+    names = kind.parts(argument)
+    kinds = [drafter_kind(part)[0] for part in names]
+    if names and (len(names) < 2 or DRAFTERS["none"] in kinds or DRAFTERS["mix"] in kinds):
+        raise OptionError(f"drafter is {name!r}; expected two drafters or more, as in {kind.usage}")
+    if kind is DRAFTERS["cascade"] and not all(outer.is_model for outer in kinds[:-1]):
+        raise OptionError(f"drafter is {name!r}; in a cascade all but the last must be draft models")
     return kind, argument
+
+
+def build(name: str, parts: Parts) -> Drafter | None:
+    """Return the drafter of that name. Raises OptionError, and what loading a model raises."""
+    kind, argument = drafter_kind(name)
+    return kind.build(replace(parts, argument=argument))

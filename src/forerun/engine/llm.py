@@ -15,7 +15,7 @@ from forerun.backends.base import Session
 from forerun.backends.open import open_session
 from forerun.config import Config, available_cores, processor_name
 from forerun.drafters.base import Drafter
-from forerun.drafters.build import Parts, drafter_kind, drafter_names
+from forerun.drafters.build import Parts, build, drafter_names
 from forerun.engine.controller import Controller, Estimates
 from forerun.engine.costs import CostTable, measure_choices, measured
 from forerun.engine.engine import Engine
@@ -59,33 +59,37 @@ class LLM:
             unknown = sorted(set(given) - {field.name for field in fields(Config)})
             known = ", ".join(field.name for field in fields(Config))
             raise OptionError(f"unknown setting {', '.join(unknown) or error}; expected some of {known}") from error
-        names = drafter_names(config.drafter)
+        names = drafter_names(config.drafter, is_controlled=config.k == "auto")
         config = replace(config, drafter="+".join(names))
-        kinds = [drafter_kind(name) for name in names]
         # more threads than cores wait for each other at every step
         config = replace(config, threads=min(config.threads or available_cores(), available_cores()))
 
-        def open_model(name: str, device: str, cache_tokens: int | None) -> tuple[Checkpoint, Session]:
-            checkpoint = load_checkpoint(name, cache_dir=config.cache_dir, offline=config.offline, progress=progress)
-            session = open_session(
+        def open_model(
+            checkpoint: Checkpoint, device: str, cache_tokens: int | None, dtype: str = config.dtype
+        ) -> Session:
+            return open_session(
                 checkpoint,
-                dtype=config.dtype,
+                dtype=dtype,
                 device=device,
                 threads=config.threads,
                 cache_tokens=cache_tokens,
                 backend=config.backend,
             )
-            return checkpoint, session
 
-        def open_draft_model(name: str) -> tuple[Checkpoint, Session]:
-            return open_model(name, config.drafter_device or config.device, None)
+        def load(name: str) -> Checkpoint:
+            return load_checkpoint(name, cache_dir=config.cache_dir, offline=config.offline, progress=progress)
 
-        self.checkpoint, self.session = open_model(config.target, config.device, config.cache_tokens)
+        def open_draft_model(name: str | None, dtype: str | None = None) -> tuple[Checkpoint, Session]:
+            checkpoint = load(name) if name else self.checkpoint
+            device = config.drafter_device or config.device
+            return checkpoint, open_model(checkpoint, device, None, dtype or config.dtype)
+
+        self.checkpoint = load(config.target)
+        self.session = open_model(self.checkpoint, config.device, config.cache_tokens)
         self.tokenizer: Tokenizer = self.checkpoint.tokenizer
         self.config = _resolved(config, self.session)
-        built = [
-            kind.build(Parts(argument, self.checkpoint, self.session, open_draft_model)) for kind, argument in kinds
-        ]
+        parts = Parts(self.checkpoint, self.session, open_draft_model)
+        built = [build(name, parts) for name in names]
         self.drafters: list[Drafter] = [drafter for drafter in built if drafter is not None]
         self.estimates = Estimates()
         self._costs = self._measure_costs() if self.drafters and self._is_controlled else None

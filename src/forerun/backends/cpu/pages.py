@@ -1,7 +1,10 @@
 """Which pages of the cache belong to which sequence. Pages are shared between forks and counted."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
+
+import numpy as np
 
 
 class PageStore(Protocol):
@@ -12,6 +15,8 @@ class PageStore(Protocol):
     def free_page(self, page: int) -> None: ...
 
     def copy_page(self, source: int, target: int) -> None: ...
+
+    def move_slot(self, pages: np.ndarray, source: int, target: int) -> None: ...
 
 
 class PageTable:
@@ -53,8 +58,15 @@ class PageTable:
             pages.append(self._new())
         self._lengths[seq] = length + count
 
-    def keep(self, seq: int, length: int) -> None:
+    def keep(self, seq: int, length: int, path: Sequence[int] = ()) -> None:
+        """Keep the positions below `length`, then those of `path`, which count from there."""
         pages = self._pages[seq]
+        moves = [(length + row, length + at) for at, row in enumerate(path) if row != at]
+        if moves:
+            pages_P = np.asarray(pages, dtype=np.int64)
+            for source, target in moves:
+                self._store.move_slot(pages_P, source, target)
+        length += len(path)
         needed = -(-length // self._size)
         for page in pages[needed:]:
             self._drop(page)

@@ -107,6 +107,10 @@ class Model:
     def copy_page(self, source: int, target: int) -> None:
         self._pages[target][:] = self._pages[source]
 
+    def move_slot(self, pages: np.ndarray, source: int, target: int) -> None:
+        moved = self._pages[int(pages[source // PAGE])][:, :, :, source % PAGE]
+        self._pages[int(pages[target // PAGE])][:, :, :, target % PAGE] = moved
+
     def run(
         self,
         tokens: np.ndarray,
@@ -131,7 +135,7 @@ class Model:
             if layer["rope"] >= 0:
                 q = _rotate(q, cosines[layer["rope"]], sines[layer["rope"]])
                 k = _rotate(k, cosines[layer["rope"]], sines[layer["rope"]])
-            attended = self._attend(index, layer["window"], q, k, v, positions, feeds, pages)
+            attended = self._attend(index, layer["window"], q, k, v, positions, feeds, pages, trees)
             branch = self._multiply(attended.reshape(len(x), -1), layer["o"], layer.get("o_bias"))
             x = x + self._post(branch, layer.get("post_attn_norm"))
             normed = _rms_norm(x, layer["mlp_norm"], config["norm_eps"])
@@ -183,10 +187,11 @@ class Model:
         positions: np.ndarray,
         feeds: np.ndarray,
         pages: np.ndarray,
+        trees: np.ndarray,
     ) -> np.ndarray:
         out = np.zeros_like(q)
         group = q.shape[1] // k.shape[1]
-        for first, count, cached, _tree in feeds:
+        for first, count, cached, is_tree in feeds:
             num_pages = -(-(cached + count) // PAGE)
             own, pages = pages[:num_pages], pages[num_pages:]
             rows = slice(first, first + count)
@@ -200,11 +205,14 @@ class Model:
             keys, values = np.repeat(both[0], group, axis=0), np.repeat(both[1], group, axis=0)  # (heads, slots, dim)
             scores = np.einsum("rhd,hsd->hrs", q[rows], keys) * np.float32(self._config["attention_scale"])
             scores = _capped(scores, self._config["attention_softcap"])
-            distance = positions[rows, None] - np.arange(cached + count)
-            hidden = distance < 0
+            sees = np.ones((count, cached + count), dtype=bool)
+            if is_tree:
+                sees[:, cached:], trees = trees[: count * count].reshape(count, count), trees[count * count :]
+            else:
+                sees[:, cached:] = np.tri(count)
             if window:
-                hidden |= distance >= window
-            scores[:, hidden] = -np.inf
+                sees &= positions[rows, None] - np.append(np.arange(cached), positions[rows]) < window
+            scores[:, ~sees] = -np.inf
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
             out[rows] = np.einsum("hrs,hsd->rhd", weights, values)

@@ -3,11 +3,12 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.backends.base import Feed, Scores
+from forerun.backends.base import Feed, Scores, checked_layers, depths, lineage
 from forerun.backends.cpu.native import load_native
 from forerun.backends.cpu.packing import TILE, Arena, Kind, Matrix, choose_kind, pack_matrix
 from forerun.backends.cpu.pages import PageTable
@@ -36,7 +37,7 @@ class CpuSession:
     """
 
     backend, device = "cpu", "cpu"
-    can_branch = False
+    can_branch = True
 
     def __init__(
         self,
@@ -51,30 +52,32 @@ class CpuSession:
         if dtype not in DTYPES:
             raise OptionError(f"dtype is {dtype!r}; the cpu backend has {', '.join(DTYPES)}")
         config = checkpoint.config
-        native = load_native()
+        native = self._native = load_native()
         self.dtype = dtype if dtype != "auto" else _main_kind(checkpoint)
         self.num_threads = num_threads or available_cores()
-        self.num_layers = config.num_layers
         self.max_len = config.max_len
         self.vocab_size = min(config.vocab_size, checkpoint.tokenizer.vocab_size)
         self.instruction_set = _instruction_set(native, instruction_set)
         self._hidden_size = config.hidden_size
-        weights = _pack_weights(native, checkpoint, dtype, self.vocab_size)
-        self.weight_bytes = sum(matrix.nbytes for matrix in weights.read_in_a_pass)
-        self._model = native.Model(
-            self.instruction_set,
-            _native_config(config, self.vocab_size),
-            weights.layers,
-            weights.embed,
-            weights.head,
-            weights.norm,
-            self.num_threads,
-        )
+        self._native_config = _native_config(config, self.vocab_size)
         self._ropes = config.ropes
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []
-        self._table = PageTable(self._model, native.PAGE)
-        position_bytes = self._model.page_bytes // native.PAGE
-        self.cache_tokens = cache_tokens or max(config.max_len, total_memory() // 2 // position_bytes)
+        self._open_model(_pack_weights(native, checkpoint, dtype, self.vocab_size), cache_tokens)
+
+    def _open_model(self, weights: "_Weights", cache_tokens: int | None) -> None:
+        self._weights = weights
+        self.num_layers = len(weights.layers)
+        self.weight_bytes = sum(matrix.nbytes for matrix in weights.read_in_a_pass)
+        self._model = self._native.Model(self.instruction_set, self._native_config, *weights, self.num_threads)
+        self._table = PageTable(self._model, self._native.PAGE)
+        position_bytes = self._model.page_bytes // self._native.PAGE
+        self.cache_tokens = cache_tokens or max(self.max_len, total_memory() // 2 // position_bytes)
+
+    def subset(self, layers: Sequence[int]) -> "CpuSession":
+        chosen = checked_layers(layers, self.num_layers)
+        session = copy(self)
+        session._open_model(self._weights._replace(layers=[self._weights.layers[layer] for layer in chosen]), None)
+        return session
 
     def open(self) -> int:
         return self._table.open()
@@ -84,8 +87,7 @@ class CpuSession:
 
     def keep(self, seq: int, length: int, path: Sequence[int] = ()) -> None:
         assert 0 <= length <= self.length(seq) - len(path), f"keep {length} of {self.length(seq)} rows"
-        assert list(path) == list(range(len(path))), "this session takes chains only"
-        self._table.keep(seq, length + len(path))
+        self._table.keep(seq, length, path)
 
     def fork(self, seq: int, length: int) -> int:
         assert 0 <= length <= self.length(seq), f"fork {length} of {self.length(seq)} rows"
@@ -103,12 +105,16 @@ class CpuSession:
         if not num_rows:
             return Scores(np.empty((0, self.vocab_size), dtype=np.float32))
         tokens = np.fromiter((token for feed in feeds for token in feed.tokens), dtype=np.int32, count=num_rows)
-        positions, plan, pages, wanted, first = [], [], [], [], 0
+        positions, plan, pages, trees, wanted, first = [], [], [], [np.empty(0, dtype=bool)], [], 0
         for feed in feeds:
             start, count = self.length(feed.seq), len(feed.tokens)
             self._table.grow(feed.seq, count)
-            positions.append(np.arange(start, start + count, dtype=np.int32))
-            plan.append((first, count, start, 0))
+            if feed.parents is None:
+                positions.append(np.arange(start, start + count, dtype=np.int32))
+            else:
+                positions.append(np.asarray(depths(feed.parents), dtype=np.int32) + np.int32(start))
+                trees.append(lineage(feed.parents).reshape(-1))
+            plan.append((first, count, start, feed.parents is not None))
             pages += self._table.pages(feed.seq)
             first += count
             wanted.append(np.arange(first - feed.num_logits, first, dtype=np.int32))
@@ -124,7 +130,7 @@ class CpuSession:
             [sines for _cosines, sines in tables],
             np.asarray(plan, dtype=np.int32),
             np.asarray(pages, dtype=np.int64),
-            np.empty(0, dtype=np.uint8),
+            np.concatenate(trees).view(np.uint8),
             wanted_W,
             logits,
             np.asarray(taps, dtype=np.int32),
@@ -139,9 +145,10 @@ class CpuSession:
         for feed in feeds:
             start, count = self.length(feed.seq), len(feed.tokens)
             assert 0 <= feed.num_logits <= count > 0, f"{count} tokens, {feed.num_logits} logits wanted"
-            if start + count > self.max_len:
+            depth = count if feed.parents is None else max(depths(feed.parents)) + 1
+            if start + depth > self.max_len:
                 raise RequestError(
-                    f"a sequence of {start} + {count} tokens doesn't fit the model's context of {self.max_len}; "
+                    f"a sequence of {start} + {depth} tokens doesn't fit the model's context of {self.max_len}; "
                     "shorten it"
                 )
             if not 0 <= min(feed.tokens) <= max(feed.tokens) < self.vocab_size:
@@ -167,7 +174,10 @@ class _Weights(NamedTuple):
     embed: Matrix
     head: Matrix
     norm: np.ndarray
-    read_in_a_pass: list[Matrix]
+
+    @property
+    def read_in_a_pass(self) -> list[Matrix]:
+        return [m for layer in self.layers for m in layer.values() if isinstance(m, Matrix)] + [self.head]
 
 
 def _pack_weights(native: Any, checkpoint: Checkpoint, dtype: str, vocab_size: int) -> _Weights:
@@ -206,8 +216,7 @@ def _pack_weights(native: Any, checkpoint: Checkpoint, dtype: str, vocab_size: i
         layers.append(weights)
     embed = matrix("embed", num_rows=vocab_size)
     head = matrix("head", num_rows=vocab_size) if "head" in names else embed
-    read = [m for weights in layers for m in weights.values() if isinstance(m, Matrix)] + [head]
-    return _Weights(layers, embed, head, _vector(checkpoint.tensor("norm").to_float32()), read)
+    return _Weights(layers, embed, head, _vector(checkpoint.tensor("norm").to_float32()))
 
 
 def _padded_heads(num_heads: int, head_dim: int, padded_dim: int) -> np.ndarray:

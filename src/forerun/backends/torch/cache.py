@@ -8,6 +8,7 @@ Shapes: S slots, K key/value heads, P capacity in positions, C head dimension.
 """
 
 import heapq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -58,6 +59,14 @@ class SlotCache:
         """Declare rows 0 … length - 1 of `slot` live; they have room (see `reserve`)."""
         assert 0 <= length <= self.capacity
         self._length[slot] = length
+
+    def gather(self, slot: int, length: int, path: Sequence[int]) -> None:
+        """Declare live: the first `length` rows of `slot`, then those of `path`, which count from there."""
+        if list(path) != list(range(len(path))):
+            rows = torch.tensor([length + row for row in path], device=self._device)
+            for layer in self.layers_2SKPC:
+                layer[:, slot, :, length : length + len(path)] = layer[:, slot].index_select(2, rows)
+        self.set_length(slot, length + len(path))
 
     @property
     def num_positions(self) -> int:

@@ -4,8 +4,8 @@ Shapes: N rows of the pass, D hidden size, F intermediate size, V vocabulary, Q 
 dimension, R rotated dimensions, W wanted rows.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,22 @@ class Net:
         self._attend = attend_fused if config.attention_softcap is None else attend_plain
         used = {layer.rope for layer in config.layers if layer.rope is not None}
         self._used_ropes = {index: ropes[index] for index in used}
+
+    @property
+    def layer_nbytes(self) -> int:
+        """Of the weights of all layers."""
+        return sum(part.nbytes for layer in self._layers for part in vars(layer).values() if part is not None)
+
+    def subset(self, layers: Sequence[int]) -> "Net":
+        """Return a net of these layers alone; the weights are shared."""
+        return Net(
+            replace(self.config, layers=tuple(self.config.layers[index] for index in layers)),
+            embed=self._embed,
+            layers=tuple(self._layers[index] for index in layers),
+            norm_D=self._norm_D,
+            head=self._head,
+            ropes=self._ropes,
+        )
 
     def forward(
         self, ids_N: Tensor, plan: Plan, cache_2SKPC: list[Tensor], *, wanted_W: Tensor | None, taps: Collection[int]

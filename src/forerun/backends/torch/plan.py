@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.backends.base import depths, lineage
 from forerun.backends.torch.cache import BLOCK
 from forerun.models.config import DecoderConfig
 
@@ -31,12 +32,20 @@ _UNSPLIT_KEYS = 384  # of them, those that its matrix product sums in one piece
 
 
 class Rows(NamedTuple):
-    """The new rows of one slot: positions start … start + num_rows - 1, rows first … of the pass."""
+    """The new rows of one slot, rows first … of the pass: a chain from position `start` on, or a tree."""
 
     slot: int
-    start: int
+    start: int  # where the first one lies in the cache
     num_rows: int
     first: int
+    parents: Sequence[int] | None = None  # of a tree; see Feed
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Where each row is in its text."""
+        if self.parents is None:
+            return np.arange(self.start, self.start + self.num_rows)
+        return self.start + np.asarray(depths(self.parents))
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,8 @@ def make_plan(
     """Plan a pass over `rows`, which lie in the order of the pass. `capacity` is the cache's, in positions."""
     num_rows = sum(item.num_rows for item in rows)
     slots_N = np.repeat([item.slot for item in rows], [item.num_rows for item in rows])
-    positions_N = np.concatenate([np.arange(item.start, item.start + item.num_rows) for item in rows])
+    positions_N = np.concatenate([item.positions for item in rows])
+    places_N = np.concatenate([np.arange(item.start, item.start + item.num_rows) for item in rows])
     num_kv_heads = config.num_kv_heads
     planes_2S = np.arange(2)[:, None] * num_slots + slots_N  # (2, N)
     heads = (planes_2S.T[:, :, None] * num_kv_heads + np.arange(num_kv_heads)).reshape(num_rows, -1)
@@ -97,7 +107,7 @@ def make_plan(
     return Plan(
         positions_N=_to(positions_N, device),
         end=int(positions_N.max()) + 1,
-        write_index=_to(heads * capacity + positions_N[:, None], device),
+        write_index=_to(heads * capacity + places_N[:, None], device),
         calls=tuple(calls),
         output_index=_to(output_index.reshape(-1), device),
     )
@@ -121,9 +131,10 @@ def group_rows(rows: Sequence[Rows]) -> list[list[Rows]]:
     """Split long pieces, then put neighbouring slots together as long as the sum of costs falls."""
     groups: list[list[Rows]] = []
     for item in sorted(rows):
-        for offset in range(0, item.num_rows, _MAX_ROWS):
-            count = min(_MAX_ROWS, item.num_rows - offset)
-            piece = [Rows(item.slot, item.start + offset, count, item.first + offset)]
+        longest = _MAX_ROWS if item.parents is None else item.num_rows
+        for offset in range(0, item.num_rows, longest):
+            count = min(longest, item.num_rows - offset)
+            piece = [Rows(item.slot, item.start + offset, count, item.first + offset, item.parents)]
             last = groups[-1] if groups and groups[-1][-1].slot < item.slot else None
             if last is not None and _cost(last + piece) <= _cost(last) + _cost(piece):
                 last.extend(piece)
@@ -157,11 +168,14 @@ def _make_call(
     row_SR = np.zeros((S, R), dtype=np.int64)  # row of the pass; that of padding doesn't matter
     group_head_R = np.arange(R) % G
     last_key_SR = np.zeros((S, R), dtype=np.int64)
+    trees = []
     for item in group:
         s, count = item.slot - first_slot, item.num_rows
         of_row = np.minimum(np.arange(R) // G, count - 1)
         row_SR[s] = item.first + of_row
-        last_key_SR[s] = item.start + of_row
+        last_key_SR[s] = item.positions[of_row]
+        if item.parents is not None:
+            trees.append((s, item, of_row))
         folded = np.arange(count)[:, None, None] * G + np.arange(G)  # (count, 1, G)
         output_index[item.first : item.first + count] = offset + (s * K + np.arange(K)[:, None]) * R + folded
     query_SKR = row_SR[:, None] * heads_a_row + np.arange(K)[:, None] * G + group_head_R
@@ -174,16 +188,31 @@ def _make_call(
         end_slot=end_slot,
         num_folded_rows=R,
         query_index=_to(query_SKR.reshape(-1), device),
-        keys={window: _keys(last_key, first_row, end, window, dtype=dtype) for window in windows},
+        keys={window: _keys(last_key, first_row, end, window, trees, dtype=dtype) for window in windows},
     )
 
 
-def _keys(last_key_SR: Tensor, first_row: int, end: int, window: int | None, *, dtype: torch.dtype) -> Keys:
+def _keys(
+    last_key_SR: Tensor,
+    first_row: int,
+    end: int,
+    window: int | None,
+    trees: Sequence[tuple[int, Rows, np.ndarray]],
+    *,
+    dtype: torch.dtype,
+) -> Keys:
     begin = 0 if window is None else max(0, first_row - window + 1) // _KERNEL_KEYS * _KERNEL_KEYS
     keys_L = torch.arange(begin, end, device=last_key_SR.device)
     last_key_SR1 = last_key_SR.unsqueeze(-1)
     hidden_SRL = keys_L > last_key_SR1
     if window is not None:
         hidden_SRL |= keys_L <= last_key_SR1 - window
+    for s, item, of_row in trees:
+        assert item.parents is not None
+        hidden = ~lineage(item.parents)
+        if window is not None:
+            hidden |= item.positions <= item.positions[:, None] - window
+        own = slice(item.start - begin, item.start - begin + item.num_rows)
+        hidden_SRL[s, :, own] = _to(hidden[of_row], hidden_SRL.device)
     mask = torch.zeros(hidden_SRL.shape, dtype=dtype, device=hidden_SRL.device)
     return Keys(begin, end, mask.masked_fill_(hidden_SRL, float("-inf")).unsqueeze(1))

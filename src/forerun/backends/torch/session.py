@@ -1,16 +1,18 @@
 """The torch backend's Session: handles, limits, and the way from feeds to a pass and back."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.backends.base import Feed, Scores
+from forerun.backends.base import Feed, Scores, checked_layers, depths
 from forerun.backends.torch.build import Weights, build_net
 from forerun.backends.torch.cache import SlotCache
 from forerun.backends.torch.device import DTYPES, resolve_device, resolve_dtype
+from forerun.backends.torch.net import Net
 from forerun.backends.torch.plan import Rows, make_plan
 from forerun.config import total_memory
 from forerun.errors import RequestError
@@ -32,13 +34,13 @@ class TorchSession:
     """A model of any of our families on a CPU or a CUDA device; see `forerun.backends.base.Session`.
 
     Logits come in the session's dtype. In bf16 on a CPU (and in fp32 up to rare last bits) a row's logits don't depend
-    on the other rows of a pass, as long as each piece of a sequence has at most 256 rows.
+    on the other rows of a pass, as long as each piece of a sequence has at most 256 rows. In a tree last bits differ.
 
     `weight_bytes`: what a pass over one row reads. `held_bytes`: what all weights take in memory.
     """
 
     backend = "torch"
-    can_branch = False
+    can_branch = True
 
     def __init__(
         self,
@@ -57,12 +59,18 @@ class TorchSession:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.num_threads = num_threads
-        self.num_layers = config.num_layers
         self.max_len = config.max_len
         self.vocab_size = min(config.vocab_size, checkpoint.tokenizer.vocab_size)
-        self._config, self._device, self._dtype = config, torch.device(self.device), DTYPES[self.dtype]
+        self._device, self._dtype = torch.device(self.device), DTYPES[self.dtype]
         with torch.inference_mode():
             built = build_net(checkpoint, vocab_size=self.vocab_size, dtype=self._dtype, device=self._device)
+        net, self.weight_bytes, self.held_bytes = built
+        self._open_net(net, cache_tokens)
+
+    def _open_net(self, net: Net, cache_tokens: int | None) -> None:
+        config = self._config = net.config
+        self._net, self.num_layers = net, config.num_layers
+        with torch.inference_mode():
             self._cache = SlotCache(
                 num_layers=config.num_layers,
                 num_kv_heads=config.num_kv_heads,
@@ -70,11 +78,17 @@ class TorchSession:
                 dtype=self._dtype,
                 device=self._device,
             )
-        self._net, self.weight_bytes, self.held_bytes = built
         row_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
         self.cache_tokens = cache_tokens or max(config.max_len, _free_bytes(self._device) // 2 // row_bytes)
         self._slots: dict[int, int] = {}  # by handle
         self._next_handle = 0
+
+    def subset(self, layers: Sequence[int]) -> "TorchSession":
+        session = copy(self)
+        session._open_net(self._net.subset(checked_layers(layers, self.num_layers)), None)
+        left_out = self._net.layer_nbytes - session._net.layer_nbytes
+        session.weight_bytes, session.held_bytes = self.weight_bytes - left_out, self.held_bytes - left_out
+        return session
 
     def open(self) -> int:
         with torch.inference_mode():
@@ -92,8 +106,8 @@ class TorchSession:
 
     def keep(self, seq: int, length: int, path: Sequence[int] = ()) -> None:
         assert 0 <= length <= self.length(seq) - len(path), f"keep {length} of {self.length(seq)} rows"
-        assert list(path) == list(range(len(path))), "this session takes chains only"
-        self._cache.set_length(self._slots[seq], length + len(path))
+        with torch.inference_mode():
+            self._cache.gather(self._slots[seq], length, path)
 
     def fork(self, seq: int, length: int) -> int:
         assert 0 <= length <= self.length(seq), f"fork {length} of {self.length(seq)} rows"
@@ -141,12 +155,13 @@ class TorchSession:
             count = len(feed.tokens)
             assert 0 <= feed.num_logits <= count > 0, f"{count} tokens, {feed.num_logits} logits wanted"
             start = self.length(feed.seq)
-            if start + count > self.max_len:
+            depth = count if feed.parents is None else max(depths(feed.parents)) + 1
+            if start + depth > self.max_len:
                 raise RequestError(
-                    f"a sequence of {start} + {count} tokens doesn't fit the model's context of {self.max_len}; "
+                    f"a sequence of {start} + {depth} tokens doesn't fit the model's context of {self.max_len}; "
                     "shorten it"
                 )
-            rows.append(Rows(self._slots[feed.seq], start, count, num_rows))
+            rows.append(Rows(self._slots[feed.seq], start, count, num_rows, feed.parents))
             num_rows += count
         if num_rows > self.room():
             raise RequestError(
