@@ -7,6 +7,7 @@ import pytest
 from forerun.backends.toy import ToySession
 from forerun.drafters.base import Chosen, Drafter, Drawn, Proposal, View
 from forerun.drafters.lm import LMDrafter
+from forerun.drafters.mix import MixDrafter
 from forerun.drafters.ngram import NgramDrafter
 from tests.drafters.drafter_suite import (
     CHECKS,
@@ -29,6 +30,7 @@ SUBJECTS = {
     "ngram": Subject(NgramDrafter, SIZE),
     "ngram of one size": Subject(lambda: NgramDrafter(longest=3, shortest=3, max_drafts=2), SIZE),
     "lm": Subject(lm, SIZE),
+    "mix": Subject(lambda: MixDrafter([lm(), NgramDrafter(longest=3, shortest=3)]), SIZE),
     "cascade": Subject(lambda: lm(inner=NgramDrafter()), SIZE),
     "lm with a wider head": Subject(lambda: lm(size=SIZE + 5), SIZE),
     "lm with a short context": Subject(lambda: lm(max_len=21), SIZE),

@@ -10,6 +10,7 @@ from forerun.backends.base import Feed, Scores
 from forerun.backends.toy import ToySession
 from forerun.drafters.base import Chosen, Drafter, Drawn, Offer, Outcome, Proposal, Tree, View
 from forerun.drafters.lm import LMDrafter
+from forerun.drafters.mix import MixDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Event, Request
@@ -145,6 +146,11 @@ def in_a_tree(drafter: LMDrafter) -> LMDrafter:
     return drafter
 
 
+def mixed() -> MixDrafter:
+    models = [LMDrafter(toy(order=1, seed=seed), vocab_size=SIZE) for seed in (5, 6)]
+    return MixDrafter([models[0], NgramDrafter(), in_a_tree(models[1]), Scripted(everything_in_turn)])
+
+
 def everything_in_turn(tokens: Sequence[int]) -> list[int]:
     """Drafts that are mostly wrong, and that hold every token sooner or later."""
     return [(tokens[-1] * 3 + len(tokens) + i) % SIZE for i in range(4)]
@@ -160,6 +166,7 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "cascade": lambda: LMDrafter(toy(order=1, seed=5), vocab_size=SIZE, inner=NgramDrafter()),
     "cascade of three": lambda: three_levels(),
     "lm in a tree": lambda: in_a_tree(LMDrafter(toy(order=1, seed=5), vocab_size=SIZE)),
+    "mix": lambda: mixed(),
     "scripted": lambda: Scripted(everything_in_turn),
     "branching": lambda: Branching(everything_in_turn),
     "sampling": Sampling,

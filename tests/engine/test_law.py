@@ -14,6 +14,7 @@ from scipy.stats import chi2
 
 from forerun.backends.toy import ToySession
 from forerun.drafters.lm import LMDrafter
+from forerun.drafters.mix import MixDrafter
 from forerun.drafters.ngram import NgramDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Request
@@ -103,6 +104,7 @@ DRAFTERS_HERE = {
     "ngram": NgramDrafter,
     "cascade of three": lambda: three_levels(),
     "lm in a tree": lambda: in_a_tree(LMDrafter(near_the_target(), vocab_size=SIZE)),
+    "mix": lambda: MixDrafter([NgramDrafter(), *(LMDrafter(near_the_target(i), vocab_size=SIZE) for i in (1, 2))]),
 }
 RATE = 1e-6 / (len(MIXED) * len(VIEWS) * len(DRAFTERS_HERE) + len(VIEWS))
 

@@ -113,8 +113,15 @@ def _built(name: str, parts: Parts) -> Drafter:
 
 
 def names_in(argument: str) -> list[str]:
-    """Split `lm:MODEL+ngram` at those + that a kind follows; the name of a model may have others."""
-    return re.split(rf"\+(?=(?:{'|'.join(DRAFTERS)})(?::|\+|$))", argument)
+    """Split `lm:MODEL+ngram` at those + that a kind follows; the name of a model may have others.
+
+    A cascade takes all that follows it.
+    """
+    names = re.split(rf"\+(?=(?:{'|'.join(DRAFTERS)})(?::|\+|$))", argument)
+    for i, name in enumerate(names):
+        if name.startswith("cascade:"):
+            return [*names[:i], "+".join(names[i:])]
+    return names
 
 
 DRAFTERS: dict[str, Kind] = {

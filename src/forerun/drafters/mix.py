@@ -32,14 +32,16 @@ class MixDrafter:
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Proposal]:
         budgets = [min(budget, self.max_drafts) for budget in budgets]
-        rooms = [-(-budget // (1 + len(self._models))) for budget in budgets]
+        parts = [1 + len(self._models) if view.branches else 1 for view in views]
+        rooms = [-(-budget // part) for budget, part in zip(budgets, parts, strict=True)]
         found: list[list[Proposal]] = [[] for _ in views]
         for drafter in self._free:
             self._ask(drafter, views, rooms, found)
         found = [[merged(own, room)] for own, room in zip(found, rooms, strict=True)]
         for place, drafter in enumerate(self._models):
             left = [budget - sum(len(p.tokens) for p in own) for budget, own in zip(budgets, found, strict=True)]
-            self._ask(drafter, views, [count // (len(self._models) - place) for count in left], found)
+            rooms = [count // max(1, part - 1 - place) for count, part in zip(left, parts, strict=True)]
+            self._ask(drafter, views, rooms, found)
         return [merged(own, budget) for own, budget in zip(found, budgets, strict=True)]
 
     @staticmethod
