@@ -80,6 +80,15 @@ def total_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def return_free_memory() -> None:
+    """Give back to the system what loading has freed; glibc alone keeps it, 25 MB after a tokenizer."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 def processor_name() -> str:
     """Return the model name of the processor, as far as the system says it."""
     with suppress(OSError):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -71,19 +72,33 @@ def test_more_threads_than_cores_and_a_busy_neighbour_change_no_bit(model: Path)
 
 
 @needs_proc
-def test_a_thousand_passes_leave_no_thread_behind_when_the_session_ends(model: Path) -> None:
-    before = num_threads_running()
+def test_sessions_share_one_team_and_a_thousand_passes_add_no_thread(model: Path) -> None:
     session = session_of(model, 3)
-    assert num_threads_running() == before + 2
+    before = num_threads_running()
     seq = session.open()
     for i in range(1000):
         if session.length(seq) == 100:
             session.keep(seq, 0)
         session.extend([Feed(seq, [TEXT[i % len(TEXT)]], 1)])
-    assert num_threads_running() == before + 2
-    del session
+    others = [session_of(model, 3), session.subset([0])]
+    for other in others:
+        other.extend([Feed(other.open(), TEXT[:5], 1)])
+    assert num_threads_running() == before
+    del session, other, others
     gc.collect()
     assert num_threads_running() == before
+
+
+def test_two_threads_that_run_models_at_once_take_turns(model: Path) -> None:
+    expected = logits(session_of(model, 1), [1, 5, 9, 2])
+    sessions = [session_of(model, 3) for _ in range(4)]
+
+    def run(session: CpuSession) -> list[np.ndarray]:
+        return [logits(session, [1, 5, 9, 2]) for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(run, sessions):
+            assert all(np.array_equal(rows, expected) for rows in found)
 
 
 @needs_proc

@@ -7,6 +7,7 @@ repository, `org/name:file.gguf` or `org/name/file.gguf`.
 from collections.abc import Mapping
 from pathlib import Path
 
+from forerun.config import return_free_memory
 from forerun.errors import CorruptModelError, ModelError, UnsupportedModelError
 from forerun.models import gguf_file, safetensors_file
 from forerun.models.families import FAMILIES, config_from_gguf, config_from_hf, hf_biases
@@ -31,9 +32,9 @@ def load_checkpoint(
     cache_dir, progress = cache_dir or default_cache_dir(), progress or no_progress
     path = _find_model(name, cache_dir, offline=offline, progress=progress)
     progress(f"reading {name}", 0, None)
-    if path.is_dir():
-        return _load_folder(name, path)
-    return _load_gguf(name, path, cache_dir)
+    checkpoint = _load_folder(name, path) if path.is_dir() else _load_gguf(name, path, cache_dir)
+    return_free_memory()
+    return checkpoint
 
 
 def _find_model(name: str, cache_dir: Path, *, offline: bool, progress: Progress) -> Path:

@@ -48,6 +48,7 @@ class Checkpoint:
         _check_weights(path, config, source_kind, tensors, self._sources)
         used = {source.name for source in self._sources.values()}
         self.kinds = dict(Counter(tensors[name].kind for name in sorted(used)))  # kind -> number of tensors
+        self._buffers = list({id(tensor.buffer): tensor.buffer for tensor in tensors.values()}.values())
         self.nbytes = sum(tensors[name].nbytes for name in used)
         self.fingerprint = _fingerprint(config, {name: tensors[name] for name in used})
 
@@ -75,7 +76,7 @@ class Checkpoint:
 
         Backends call it between tensors, so that a model is never in memory twice.
         """
-        for buffer in {id(tensor.buffer): tensor.buffer for tensor in self._tensors.values()}.values():
+        for buffer in self._buffers:
             release_pages(buffer)
 
 

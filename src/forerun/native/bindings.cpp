@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -144,16 +145,34 @@ class Model {
   int hidden_ = 0;
 };
 
-void pack_rows(int kind, Array<const uint8_t> source, Array<const int64_t> row_map, int inputs, Array<uint8_t> quants,
-               Array<uint16_t> scales, Array<uint16_t> minima) {
+// Runs work(begin, end) for pieces of 0 ... count - 1 on a team of threads.
+template <class Work> void in_pieces(int count, int piece, int threads, const Work& work) {
   nb::gil_scoped_release release;
-  pack(Kind(kind), source.data(), int64_t(source.shape(1)), row_map.data(), int(row_map.shape(0)), inputs,
-       quants.data(), scales.data(), minima.data());
+  Shares shares;
+  shared_pool(threads).run([&](int) {
+    for (int begin = shares.take(piece); begin < count; begin = shares.take(piece)) {
+      work(begin, std::min(begin + piece, count));
+    }
+  });
 }
 
-void quantise_rows(int kind, Array<const float> rows, Array<uint8_t> blocks) {
-  nb::gil_scoped_release release;
-  quantise(Kind(kind), rows.data(), int64_t(rows.shape(0)), int(rows.shape(1)), blocks.data());
+void pack_rows(int kind, Array<const uint8_t> source, Array<const int64_t> row_map, int inputs, Array<uint8_t> quants,
+               Array<uint16_t> scales, Array<uint16_t> minima, int threads) {
+  const int outputs = int(row_map.shape(0)), tiles = (outputs + kTile - 1) / kTile;
+  if (!tiles) return;
+  const size_t quants_a_tile = quants.size() / tiles, cells_a_tile = scales.size() / tiles;
+  in_pieces(tiles, 8, threads, [&](int begin, int end) {
+    pack(Kind(kind), source.data(), int64_t(source.shape(1)), row_map.data() + begin * kTile,
+         std::min(outputs, end * kTile) - begin * kTile, inputs, quants.data() + begin * quants_a_tile,
+         scales.data() + begin * cells_a_tile, minima.data() + (minima.size() ? begin * cells_a_tile : 0));
+  });
+}
+
+void quantise_rows(int kind, Array<const float> rows, Array<uint8_t> blocks, int threads) {
+  const size_t inputs = rows.shape(1), bytes = blocks.shape(1);
+  in_pieces(int(rows.shape(0)), 16, threads, [&](int begin, int end) {
+    quantise(Kind(kind), rows.data() + begin * inputs, end - begin, int(inputs), blocks.data() + begin * bytes);
+  });
 }
 
 // (R, V) logits to (R, V) laws; by row: largest logit, temperature, top-k, top-p, min-p
@@ -196,8 +215,8 @@ NB_MODULE(_native, m) {
   m.attr("PAGE") = kPage;
   m.def("instruction_sets", &available_sets, "Names of the kernels that this processor can run, best first.");
   m.def("pack", &pack_rows, nb::arg("kind"), nb::arg("source"), nb::arg("row_map"), nb::arg("inputs"),
-        nb::arg("quants"), nb::arg("scales"), nb::arg("minima"));
-  m.def("quantise", &quantise_rows, nb::arg("kind"), nb::arg("rows"), nb::arg("blocks"));
+        nb::arg("quants"), nb::arg("scales"), nb::arg("minima"), nb::arg("threads") = 1);
+  m.def("quantise", &quantise_rows, nb::arg("kind"), nb::arg("rows"), nb::arg("blocks"), nb::arg("threads") = 1);
   m.def("laws", &laws);
   m.def("surplus", &surplus_rows);
   m.def("draw", &draw_rows);

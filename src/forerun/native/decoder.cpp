@@ -62,7 +62,7 @@ struct Decoder::Workspace {
 Decoder::Decoder(const Kernels* kernels, const Config& config, std::vector<LayerWeights> layers, const Matrix& embed,
                  const Matrix& head, const float* norm, int num_threads)
     : kernels_(kernels), config_(config), layers_(std::move(layers)), embed_(embed), head_(head), norm_(norm),
-      pool_(num_threads), padded_head_dim_(round_up(config.head_dim, 16)), space_(new Workspace) {
+      pool_(shared_pool(num_threads)), padded_head_dim_(round_up(config.head_dim, 16)), space_(new Workspace) {
   space_->scratch.resize(pool_.size());
   std::vector<Matrix> all{head_};
   for (const LayerWeights& w : layers_) all.insert(all.end(), {w.q, w.k, w.v, w.o, w.gate, w.up, w.down});

@@ -113,7 +113,7 @@ class Decoder {
   std::vector<LayerWeights> layers_;
   Matrix embed_, head_;
   const float* norm_;
-  Pool pool_;
+  Pool& pool_;
   int padded_head_dim_;
   bool needs_values_ = false, needs_quants_ = false;   // the forms of activations that the matrices eat
   std::vector<std::unique_ptr<Page>> pages_;

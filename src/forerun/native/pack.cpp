@@ -9,31 +9,6 @@
 namespace forerun {
 namespace {
 
-// One block of one output: a scale, a minimum, 32 bytes of quants.
-struct Block {
-  uint16_t scale = 0, minimum = 0;
-  uint8_t quants[kBlock];
-};
-
-Block read_block(Kind kind, const uint8_t* from) {
-  Block block;
-  std::memcpy(&block.scale, from, 2);
-  from += 2;
-  if (kind == kQ8_0) {
-    for (int i = 0; i < kBlock; ++i) block.quants[i] = uint8_t(from[i] ^ 0x80u);
-    return block;
-  }
-  if (kind == kQ4_1) {
-    std::memcpy(&block.minimum, from, 2);
-    from += 2;
-  }
-  for (int i = 0; i < kBlock / 2; ++i) {      // GGUF: byte i holds inputs i and i + 16
-    block.quants[i] = from[i] & 15;
-    block.quants[i + 16] = from[i] >> 4;
-  }
-  return block;
-}
-
 int block_bytes(Kind kind) { return kind == kQ8_0 ? 34 : kind == kQ4_1 ? 20 : 18; }
 
 }  // namespace
@@ -56,38 +31,35 @@ void pack(Kind kind, const uint8_t* source, int64_t row_bytes, const int64_t* ro
     }
     return;
   }
-  const int blocks = inputs / kBlock;
-  const int64_t bytes = kind == kQ8_0 ? 512 : 256;
+  // Four bytes of a block stay together: four inputs of Q8_0; of Q4 four inputs and the four 16 places further on.
+  const int blocks = inputs / kBlock, groups = kind == kQ8_0 ? 8 : 4, header = kind == kQ4_1 ? 4 : 2;
+  const uint32_t flip = kind == kQ8_0 ? 0x80808080u : 0u;    // signed to unsigned
   for (int tile = 0; tile < tiles; ++tile) {
-    for (int b = 0; b < blocks; ++b) {
-      const int64_t at = int64_t(tile) * blocks + b;
-      uint8_t* to = quants + at * bytes;
-      std::memset(to, 0, size_t(bytes));
-      for (int lane = 0; lane < kTile; ++lane) {
-        const int output = tile * kTile + lane;
-        const int64_t row = output < outputs ? row_map[output] : -1;
-        Block block;
-        if (row >= 0) {
-          block = read_block(kind, source + row * row_bytes + int64_t(b) * block_bytes(kind));
-        } else {
-          std::memset(block.quants, kind == kQ8_0 ? 0x80 : 0, sizeof block.quants);   // zero
+    for (int lane = 0; lane < kTile; ++lane) {
+      const int output = tile * kTile + lane;
+      const int64_t row = output < outputs ? row_map[output] : -1;
+      const uint8_t* from = row < 0 ? nullptr : source + row * row_bytes;
+      for (int b = 0; b < blocks; ++b) {
+        const int64_t cell = (int64_t(tile) * blocks + b) * kTile + lane;
+        uint8_t* to = quants + (cell - lane) * 4 * groups + lane * 4;
+        uint16_t scale = 0, minimum = 0;
+        if (from) {
+          std::memcpy(&scale, from, 2);
+          if (kind == kQ4_1) std::memcpy(&minimum, from + 2, 2);
         }
-        scales[at * kTile + lane] = block.scale;
-        if (kind == kQ4_1) minima[at * kTile + lane] = block.minimum;
-        for (int i = 0; i < kBlock; ++i) {
-          const int group = i / 4;
-          if (kind == kQ8_0) {
-            to[group * 64 + lane * 4 + i % 4] = block.quants[i];
-          } else {
-            uint8_t& both = to[(group % 4) * 64 + lane * 4 + i % 4];
-            both = uint8_t(both | (group < 4 ? block.quants[i] : block.quants[i] << 4));
-          }
+        scales[cell] = scale;
+        if (kind == kQ4_1) minima[cell] = minimum;
+        for (int g = 0; g < groups; ++g) {
+          uint32_t four = 0;
+          if (from) std::memcpy(&four, from + header + 4 * g, 4);
+          four ^= flip;
+          std::memcpy(to + g * 4 * kTile, &four, 4);
         }
+        if (from) from += block_bytes(kind);
       }
     }
   }
 }
-
 
 namespace {
 

@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <map>
+
 #if !defined(_WIN32)
 #include <unistd.h>
 #endif
@@ -65,14 +67,24 @@ Pool::~Pool() {
 }
 
 void Pool::run(const std::function<void(int)>& work) {
-  if (size_ > 1 && team_->process != this_process()) {
+  if (team_->process != this_process()) {
     (void)team_.release();
     start();
   }
+  std::lock_guard<std::mutex> lock(team_->turn);
   team_->work = &work;
   if (size_ > 1) team_->started.raise();
   work(0);
   barrier();                              // all are done
+}
+
+Pool& shared_pool(int num_threads) {
+  static std::mutex mutex;
+  static auto* pools = new std::map<int, std::unique_ptr<Pool>>;   // threads outlive what the end of a process destroys
+  std::lock_guard<std::mutex> lock(mutex);
+  std::unique_ptr<Pool>& pool = (*pools)[num_threads];
+  if (!pool) pool.reset(new Pool(num_threads));
+  return *pool;
 }
 
 void Pool::loop(int thread) {

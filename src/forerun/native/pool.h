@@ -34,7 +34,8 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int size() const { return size_; }
-  // Runs work(thread) on all threads, the caller being thread 0; returns when all are done.
+  // Runs work(thread) on all threads, the caller being thread 0; returns when all are done. Who comes while the team
+  // works for another waits for its turn.
   void run(const std::function<void(int)>& work);
   // Inside `work`: waits until all threads have come here.
   void barrier();
@@ -46,6 +47,7 @@ class Pool {
     std::atomic<bool> closing{false};
     Signal started, passed;
     const std::function<void(int)>* work = nullptr;
+    std::mutex turn;
     std::vector<std::thread> threads;
   };
   void start();
@@ -54,5 +56,8 @@ class Pool {
   const int size_;
   std::unique_ptr<Team> team_;
 };
+
+// The one team of that size in this process, never ended: models that work in turns don't spin against each other.
+Pool& shared_pool(int num_threads);
 
 }  // namespace forerun

@@ -12,6 +12,7 @@ Which kind a tensor becomes:
 
 import contextlib
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -23,6 +24,7 @@ from forerun.models.tensorfile import RawTensor
 TILE, BLOCK = 16, 32
 _ALIGN = 64  # bytes
 _HUGE_PAGE, _CHUNK = 1 << 21, 1 << 25  # bytes
+_ROWS = 4096  # of a tensor are packed at a time: what was read before can go
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -49,6 +51,11 @@ class Matrix:
     @property
     def nbytes(self) -> int:
         return self.quants.nbytes + self.scales.nbytes + self.minima.nbytes
+
+    def tiles(self, which: slice) -> list[np.ndarray]:
+        """Return the parts of quants, scales and minima that belong to these tiles."""
+        count = -(-self.outputs // TILE)
+        return [part.reshape(count, -1)[which].reshape(-1) for part in (self.quants, self.scales, self.minima)]
 
     def to_float32(self) -> np.ndarray:
         """Return the values that the kernels compute with: (outputs, inputs)."""
@@ -97,29 +104,42 @@ def pack_matrix(
     row_map: np.ndarray,
     column_map: np.ndarray,
     arena: "Arena | None" = None,
+    num_threads: int = 1,
+    release: Callable[[], None] = lambda: None,
 ) -> Matrix:
     """Pack a tensor (out, in). Output o is its row `row_map[o]`, input i its column `column_map[i]`; -1: zeros.
 
-    `native` is the compiled module or its numpy twin.
+    `native` is the compiled module or its numpy twin. `release` lets go of the pages that the tensor was read from.
     """
     num_inputs = -(-len(column_map) // BLOCK) * BLOCK
     whole = len(column_map) == num_inputs and np.array_equal(column_map, np.arange(tensor.shape[1]))
-    if whole and tensor.kind == kind.name:
-        rows = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(tensor.shape[0], -1)
-    elif whole and tensor.kind == "Q4_K" and kind is Kind.Q4_1:
-        rows = q4_k_to_q4_1(tensor.data)
-    else:
-        values = tensor.to_float32()
-        padded = np.zeros((tensor.shape[0], num_inputs), dtype=np.float32)
-        used = np.flatnonzero(column_map >= 0)
-        padded[:, used] = values[:, column_map[used]]
-        rows = _encode(native, padded, kind)
     matrix = _empty(arena or Arena(), kind, len(row_map), num_inputs)
-    native.pack(int(kind), rows, row_map.astype(np.int64), num_inputs, matrix.quants, matrix.scales, matrix.minima)
+    for begin in range(0, len(row_map), _ROWS):
+        rows = row_map[begin : begin + _ROWS].astype(np.int64)
+        used = rows[rows >= 0]
+        first, end = (int(used.min()), int(used.max()) + 1) if len(used) else (0, 0)
+        part = tensor.rows(first, end)
+        if whole and tensor.kind == kind.name:
+            blocks = np.ascontiguousarray(part.data).view(np.uint8).reshape(end - first, -1)
+        elif whole and tensor.kind == "Q4_K" and kind is Kind.Q4_1:
+            blocks = q4_k_to_q4_1(part.data)
+        else:
+            blocks = _encode(native, _columns(part.to_float32(), column_map, num_inputs), kind, num_threads)
+        places = np.where(rows >= 0, rows - first, -1)
+        tiles = slice(begin // TILE, -(-(begin + len(rows)) // TILE))
+        native.pack(int(kind), blocks, places, num_inputs, *matrix.tiles(tiles), num_threads)
+        release()
     return matrix
 
 
-def _encode(native: Any, values: np.ndarray, kind: Kind) -> np.ndarray:
+def _columns(values: np.ndarray, column_map: np.ndarray, num_inputs: int) -> np.ndarray:
+    padded = np.zeros((len(values), num_inputs), dtype=np.float32)
+    used = np.flatnonzero(column_map >= 0)
+    padded[:, used] = values[:, column_map[used]]
+    return padded
+
+
+def _encode(native: Any, values: np.ndarray, kind: Kind, num_threads: int) -> np.ndarray:
     """Return rows of GGUF blocks, or of bf16 rounded to nearest even, as bytes."""
     if kind is Kind.BF16:
         bits = values.view(np.uint32)
@@ -127,7 +147,7 @@ def _encode(native: Any, values: np.ndarray, kind: Kind) -> np.ndarray:
         return rounded.astype(np.uint16).view(np.uint8).reshape(len(values), -1)
     block_bytes = 34 if kind is Kind.Q8_0 else 20
     blocks = np.empty((len(values), values.shape[1] // BLOCK * block_bytes), dtype=np.uint8)
-    native.quantise(int(kind), values, blocks)
+    native.quantise(int(kind), values, blocks, num_threads)
     return blocks
 
 

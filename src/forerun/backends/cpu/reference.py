@@ -26,6 +26,7 @@ def pack(
     quants: np.ndarray,
     scales: np.ndarray,
     minima: np.ndarray,
+    _threads: int = 1,
 ) -> None:
     """Write rows of GGUF blocks (or of bf16) into the tiles of native/kernels.h. See `native/pack.h`."""
     tiles = -(-len(row_map) // TILE)
@@ -50,7 +51,7 @@ def pack(
     quants.reshape(tiles, -1, 4, TILE, 4)[:] = nibbles[:, :, :4] | (nibbles[:, :, 4:] << 4)
 
 
-def quantise(kind: int, rows: np.ndarray, blocks: np.ndarray) -> None:
+def quantise(kind: int, rows: np.ndarray, blocks: np.ndarray, _threads: int = 1) -> None:
     """Quantise float rows to blocks of Q4_1 or Q8_0, to nearest: simpler than the compiled twin, which searches."""
     x = rows.reshape(-1, BLOCK)
     out = blocks.reshape(len(x), -1)

@@ -62,7 +62,7 @@ class CpuSession:
         self._native_config = _native_config(config, self.vocab_size)
         self._ropes = config.ropes
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []
-        self._open_model(_pack_weights(native, checkpoint, dtype, self.vocab_size), cache_tokens)
+        self._open_model(_pack_weights(native, checkpoint, dtype, self.vocab_size, self.num_threads), cache_tokens)
 
     def _open_model(self, weights: "_Weights", cache_tokens: int | None) -> None:
         self._weights = weights
@@ -180,7 +180,7 @@ class _Weights(NamedTuple):
         return [m for layer in self.layers for m in layer.values() if isinstance(m, Matrix)] + [self.head]
 
 
-def _pack_weights(native: Any, checkpoint: Checkpoint, dtype: str, vocab_size: int) -> _Weights:
+def _pack_weights(native: Any, checkpoint: Checkpoint, dtype: str, vocab_size: int, num_threads: int) -> _Weights:
     config = checkpoint.config
     head_dim = -(-config.head_dim // TILE) * TILE
     q_map = _padded_heads(config.num_heads, config.head_dim, head_dim)
@@ -193,11 +193,16 @@ def _pack_weights(native: Any, checkpoint: Checkpoint, dtype: str, vocab_size: i
         tensor = checkpoint.tensor(name)
         rows = outputs.get(short, np.arange(num_rows or tensor.shape[0]))
         columns = q_map if short == "o" else np.arange(tensor.shape[1])
-        packed = pack_matrix(
-            native, tensor, choose_kind(tensor.kind, dtype), row_map=rows, column_map=columns, arena=arena
+        return pack_matrix(
+            native,
+            tensor,
+            choose_kind(tensor.kind, dtype),
+            row_map=rows,
+            column_map=columns,
+            arena=arena,
+            num_threads=num_threads,
+            release=checkpoint.release_pages,
         )
-        checkpoint.release_pages()
-        return packed
 
     names = set(checkpoint.names())
     layers = []

@@ -1,8 +1,5 @@
 """From a checkpoint to a Net, tensor by tensor: dequantised, cast, packed; no second copy of the model ever exists."""
 
-import contextlib
-import ctypes
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -13,6 +10,7 @@ from forerun.backends.torch.embedding import Embedding, PlainEmbedding, RawEmbed
 from forerun.backends.torch.linear import Linear, PackedLinear, linear_type
 from forerun.backends.torch.net import LayerWeights, Net
 from forerun.backends.torch.rope import RopeTable
+from forerun.config import return_free_memory
 from forerun.models.config import DecoderConfig
 from forerun.models.tensorfile import RawTensor
 
@@ -108,16 +106,9 @@ def build_net(weights: Weights, *, vocab_size: int, dtype: torch.dtype, device: 
         head=head,
         ropes=tuple(RopeTable(rope, dtype=dtype, device=device) for rope in config.ropes),
     )
-    _return_free_memory()
+    return_free_memory()
     shared = config.tied_head and not loader.packs
     return BuiltNet(net, loader.nbytes, loader.nbytes + (0 if shared else embed.nbytes))
-
-
-def _return_free_memory() -> None:
-    """Give back to the system what loading has freed; glibc alone keeps it, 30 MB for a small model."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _embedding_and_head(
