@@ -130,9 +130,8 @@ def test_no_draw_is_met_in_two_rounds(drafter: str, verify: Verify, monkeypatch:
     drafts don't depend on them, so that what was looked at past the end of a path had no effect.
     """
     asked: list[tuple[int, int, int]] = []
-    positions: list[int] = []
     choices: list[int] = []
-    honest_uniforms, honest_exponentials = Stream.uniforms, Stream.exponentials
+    honest_uniforms = Stream.uniforms
 
     def uniforms(self: Stream, position: int, role: Role, count: int) -> list[float]:
         if role == Role.CHOICE:
@@ -142,12 +141,7 @@ def test_no_draw_is_met_in_two_rounds(drafter: str, verify: Verify, monkeypatch:
             asked.extend((position, int(role), i) for i in range(count))
         return honest_uniforms(self, position, role, count)
 
-    def exponentials(self: Stream, position: int, vocab_size: int, x: Any) -> Any:
-        positions.append(position)
-        return honest_exponentials(self, position, vocab_size, x)
-
     monkeypatch.setattr(Stream, "uniforms", uniforms)
-    monkeypatch.setattr(Stream, "exponentials", exponentials)
     params = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True, verify=verify)
     (result,) = run(engine_of(DRAFTERS[drafter](), k=4), [Request(PROMPTS[2], params, seed=1)])
     first = len(PROMPTS[2])

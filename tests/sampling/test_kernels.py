@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from forerun.sampling import kernels, verify
+from forerun.sampling import arrays, kernels, verify
 from forerun.sampling import laws as laws_module
+from forerun.sampling.streams import Stream
 from forerun.types import SamplingParams
 
 pytestmark = pytest.mark.skipif(not kernels.usable(), reason="forerun was installed without its C++ kernels")
@@ -76,7 +77,7 @@ def test_laws_of_the_compiled_twin_equal_the_reference(size: int) -> None:
     highest_R = x_RV.max(axis=-1)
     for params in with_vocabulary(size)[:: 1 if size < 10_000 else 3]:
         rows = [params] * len(x_RV)
-        got = laws_module._sampled_compiled(x_RV, highest_R, rows)
+        got = kernels.laws(x_RV, highest_R, rows)
         expected = laws_module._sampled(x_RV, highest_R, rows)
         assert got.dtype == expected.dtype == np.float32
         for kind, g, e in zip(KINDS, got, expected, strict=True):
@@ -145,6 +146,71 @@ def test_draws_of_the_compiled_twin_equal_the_reference(size: int, monkeypatch: 
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_choices_are_draws_from_the_laws(size: int) -> None:
+    x_RV = rows_of(size, seed=5)
+    highest_R = x_RV.max(axis=-1)
+    for params in with_vocabulary(size)[:: 1 if size < 10_000 else 5]:
+        rows = [params] * len(x_RV)
+        law_RV = kernels.laws(x_RV, highest_R, rows)
+        for u in UNIFORMS:
+            tokens_R, masses_R = kernels.choose(x_RV, highest_R, rows, [u] * len(x_RV))
+            for law, token, mass in zip(law_RV, tokens_R.tolist(), masses_R, strict=True):
+                low, high = by_definition(law, u)
+                assert law[token] > 0
+                # the sum of rounded quotients is a little off, and so may be the place of a uniform
+                assert low == high == token or abs(float(law[: token + 1].sum(dtype=np.float64)) - u) < 1e-6 + mass
+                assert mass == law[token]
+
+
+def test_choices_of_greedy_rows_are_the_first_of_the_largest() -> None:
+    x_RV = rows_of(257)
+    greedy = SamplingParams()
+    tokens_R, masses_R = kernels.choose(x_RV, x_RV.max(axis=-1), [greedy, SETTINGS[0]] * 3 + [greedy], [0.3] * 7)
+    assert tokens_R[::2].tolist() == x_RV.argmax(axis=-1)[::2].tolist()
+    assert masses_R[::2].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_races_of_the_compiled_twin_equal_the_reference(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    law_RV = np.concatenate([kernels.laws(x := rows_of(size), x.max(axis=-1), [SETTINGS[11]] * 7), masses(size)])
+    for seed in range(3 if size > 1000 else 30):
+        draws = [(Stream(seed, row), 100 * seed + row) for row in range(len(law_RV))]
+        got = verify.race(law_RV, draws)
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "_native", None)
+            expected = verify.race(law_RV, draws)
+        assert got.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_top_ids_of_the_compiled_twin_equal_the_reference(size: int) -> None:
+    x_RV = rows_of(size)
+    for k in {1, min(3, size), min(8, size), min(64, size)}:
+        got = arrays.top_ids(x_RV, k)
+        assert got.shape == (len(x_RV), k)
+        assert got.tolist() == np.argsort(-x_RV, axis=-1, kind="stable")[:, :k].tolist()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_rows_spread_over_threads_have_the_same_bits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x_RV = rows_of(5000)
+    highest_R, rows = x_RV.max(axis=-1), [SETTINGS[i * 5] for i in range(7)]
+
+    def everything() -> list[np.ndarray]:
+        law_RV = kernels.laws(x_RV, highest_R, rows)
+        draws = [(Stream(1), place) for place in range(7)]
+        return [
+            law_RV, *kernels.choose(x_RV, highest_R, rows, [0.1 * i for i in range(7)]), verify.race(law_RV, draws),
+            kernels.draw(law_RV, np.linspace(0, 0.9, 7)), arrays.top_ids(x_RV, 5),
+            kernels.surplus(law_RV[None, :3], law_RV[None, 3:6], np.ones((1, 3))),
+        ]  # fmt: skip
+
+    alone = everything()
+    monkeypatch.setattr(kernels, "num_threads", threads)
+    assert all(np.array_equal(a, b) for a, b in zip(alone, everything(), strict=True))
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_every_instruction_set_gives_the_same_bits(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x_RV, law_BV = rows_of(size, seed=4), masses(size)
     highest_R = x_RV.max(axis=-1)
@@ -153,7 +219,7 @@ def test_every_instruction_set_gives_the_same_bits(size: int, monkeypatch: pytes
     found = []
     for name in SETS:
         monkeypatch.setattr(kernels, "_SET", name)
-        laws = [laws_module._sampled_compiled(x_RV, highest_R, [params] * len(x_RV)) for params in settings]
+        laws = [kernels.laws(x_RV, highest_R, [params] * len(x_RV)) for params in settings]
         draws = [kernels.draw(law_BV, np.full(len(law_BV), u)) for u in UNIFORMS]
         found.append([*laws, *draws, kernels.surplus(laws[0][None, :3], laws[0][None, 3:6], scales)])
     for other in found[1:]:
@@ -163,11 +229,11 @@ def test_every_instruction_set_gives_the_same_bits(size: int, monkeypatch: pytes
 def test_rows_have_settings_of_their_own_and_need_not_be_contiguous() -> None:
     x_RV = rows_of(257)
     rows = [SETTINGS[i * 5] for i in range(len(x_RV))]
-    together = laws_module._sampled_compiled(x_RV, x_RV.max(axis=-1), rows)
+    together = kernels.laws(x_RV, x_RV.max(axis=-1), rows)
     wide = np.repeat(x_RV, 2, axis=1)[:, ::2]
-    assert np.array_equal(laws_module._sampled_compiled(wide, wide.max(axis=-1), rows), together)
+    assert np.array_equal(kernels.laws(wide, wide.max(axis=-1), rows), together)
     for i, params in enumerate(rows):
-        alone = laws_module._sampled_compiled(x_RV[i : i + 1], x_RV[i : i + 1].max(axis=-1), [params])
+        alone = kernels.laws(x_RV[i : i + 1], x_RV[i : i + 1].max(axis=-1), [params])
         assert np.array_equal(alone[0], together[i])
     assert np.array_equal(
         kernels.draw(together[:, ::2], np.full(7, 0.4)), kernels.draw(together[:, ::2].copy(), np.full(7, 0.4))

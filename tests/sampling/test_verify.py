@@ -11,7 +11,7 @@ import torch
 
 from forerun.sampling.streams import Stream
 from forerun.sampling.tree import walk
-from forerun.sampling.verify import Verdict, block_rule, draw, race, residual, token_rule
+from forerun.sampling.verify import Verdict, block_rule, draw, fastest, residual, token_rule
 from tests.sampling.enumeration import (
     KINDS,
     SHAPES,
@@ -240,7 +240,7 @@ def test_coupled_output_is_the_race_of_the_target_whatever_was_drafted(library: 
                     text.append(max(range(size), key=lambda x, law=law, d=d: (law[x] / noise[d, x], -x)))
                 drafts = case.paths()
                 rows = np.broadcast_to(noise, (len(drafts), depth + 1, size)).copy()
-                choices = race(make(case.rows(case.p, drafts)), make(rows))
+                choices = fastest(make(case.rows(case.p, drafts)), make(rows))
                 for draft, own in zip(drafts.tolist(), choices.tolist(), strict=True):
                     for count in range(depth + 1):
                         path = walk(draft[:count], None, own)
@@ -255,7 +255,7 @@ def test_the_race_has_the_law_of_the_target_by_integration(p: tuple[float, ...])
     n = 1500 if len(p) == 2 else 130
     exponentials = -np.log((np.arange(n) + 0.5) / n)
     noise = np.stack(np.meshgrid(*[exponentials] * len(p), indexing="ij"), axis=-1).reshape(-1, len(p))
-    won = np.bincount(race(np.broadcast_to(np.asarray(p), noise.shape), noise), minlength=len(p)) / len(noise)
+    won = np.bincount(fastest(np.broadcast_to(np.asarray(p), noise.shape), noise), minlength=len(p)) / len(noise)
     np.testing.assert_allclose(won, p, atol=1.5 / n)
 
 
@@ -266,7 +266,7 @@ def test_the_race_over_keyed_noise_has_the_law_of_the_target() -> None:
     p = np.asarray([0.02, 0.4, 0.0, 0.08, 0.3, 0.2])
     keys = [(seed, position) for seed in range(100) for position in range(100)]
     noise = np.stack([Stream(seed).exponentials(position, len(p), p) for seed, position in keys])
-    seen = np.bincount(race(np.broadcast_to(p, noise.shape), noise), minlength=len(p))
+    seen = np.bincount(fastest(np.broadcast_to(p, noise.shape), noise), minlength=len(p))
     assert seen[2] == 0
     expected = len(keys) * p[p > 0]
     assert chi2.sf(((seen[p > 0] - expected) ** 2 / expected).sum(), len(expected) - 1) > 1e-6

@@ -150,7 +150,8 @@ class LMDrafter:
         for chain, guess in zip(chains, guesses, strict=True):
             for i in range(len(guess.tokens) + 1):
                 if chain.view.verify == "coupled":
-                    tokens[row] = int(race(q_RV[row], _noise(chain.view, len(chain.tokens) + i, q_RV[row])))
+                    place = len(chain.view.tokens) + len(chain.tokens) + i
+                    tokens[row] = int(race(q_RV[row : row + 1], [(chain.view.sampler.stream, place)])[0])
                 row += 1
         return tokens
 

@@ -28,6 +28,7 @@ from forerun.models.load import load_checkpoint
 from forerun.models.store import default_cache_dir
 from forerun.models.tokenizer import Tokenizer
 from forerun.models.weights import Checkpoint
+from forerun.sampling import kernels
 from forerun.types import Output, Piece, SamplingParams, SpeculationStats, TokenLogprob, TokenTrace
 
 Messages = Sequence[Mapping[str, Any]]  # {"role": …, "content": …}, oldest first
@@ -88,6 +89,8 @@ class LLM:
         self.session = open_model(self.checkpoint, config.device, config.cache_tokens)
         self.tokenizer: Tokenizer = self.checkpoint.tokenizer
         self.config = _resolved(config, self.session)
+        if self.config.backend == "cpu":  # torch has threads of its own, which ours would get in the way of
+            kernels.num_threads = self.config.threads or 1
         parts = Parts(self.checkpoint, self.session, open_draft_model)
         built = [build(name, parts) for name in names]
         self.drafters: list[Drafter] = [drafter for drafter in built if drafter is not None]

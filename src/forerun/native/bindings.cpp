@@ -148,6 +148,10 @@ class Model {
 // Runs work(begin, end) for pieces of 0 ... count - 1 on a team of threads.
 template <class Work> void in_pieces(int count, int piece, int threads, const Work& work) {
   nb::gil_scoped_release release;
+  if (threads < 2 || count <= piece) {
+    for (int begin = 0; begin < count; begin += piece) work(begin, std::min(begin + piece, count));
+    return;
+  }
   Shares shares;
   shared_pool(threads).run([&](int) {
     for (int begin = shares.take(piece); begin < count; begin = shares.take(piece)) {
@@ -175,38 +179,77 @@ void quantise_rows(int kind, Array<const float> rows, Array<uint8_t> blocks, int
   });
 }
 
-// (R, V) logits to (R, V) laws; by row: largest logit, temperature, top-k, top-p, min-p
+// Transforms of rows, by row: largest logit, temperature, top-k, top-p, min-p.
+struct RowTransforms {
+  const float* highest;
+  const float* divisors;
+  const int32_t* top_ks;
+  const double* top_ps;
+  const float* min_ps;
+  Transforms operator[](int row) const { return {highest[row], divisors[row], top_ks[row], top_ps[row], min_ps[row]}; }
+};
+
+// (R, V) logits to (R, V) laws
 void laws(const std::string& isa, Array<const float> x, Array<const float> highest, Array<const float> divisors,
-          Array<const int32_t> top_ks, Array<const double> top_ps, Array<const float> min_ps, Array<float> p) {
+          Array<const int32_t> top_ks, Array<const double> top_ps, Array<const float> min_ps, Array<float> p,
+          int threads) {
   const Kernels& kernels = kernels_for(isa);
+  const RowTransforms transforms{highest.data(), divisors.data(), top_ks.data(), top_ps.data(), min_ps.data()};
   const size_t n = x.shape(1);
-  nb::gil_scoped_release release;
-  for (size_t row = 0; row < x.shape(0); ++row) {
-    const Transforms t{highest.data()[row], divisors.data()[row], top_ks.data()[row], top_ps.data()[row],
-                       min_ps.data()[row]};
-    law(kernels, x.data() + row * n, int(n), t, p.data() + row * n);
-  }
+  in_pieces(int(x.shape(0)), 1, threads, [&](int row, int) {
+    law(kernels, x.data() + row * n, int(n), transforms[row], p.data() + row * n);
+  });
+}
+
+// (R, V) logits and (R,) uniforms to a token of each row and its mass
+void choose_rows(const std::string& isa, Array<const float> x, Array<const float> highest,
+                 Array<const float> divisors, Array<const int32_t> top_ks, Array<const double> top_ps,
+                 Array<const float> min_ps, Array<const double> uniforms, Array<int64_t> tokens, Array<float> masses,
+                 int threads) {
+  const Kernels& kernels = kernels_for(isa);
+  const RowTransforms transforms{highest.data(), divisors.data(), top_ks.data(), top_ps.data(), min_ps.data()};
+  const size_t n = x.shape(1);
+  in_pieces(int(x.shape(0)), 1, threads, [&](int row, int) {
+    const Choice choice = choose(kernels, x.data() + row * n, int(n), transforms[row], uniforms.data()[row]);
+    tokens.data()[row] = choice.token;
+    masses.data()[row] = choice.mass;
+  });
+}
+
+// (R, V) laws and (R,) keys to the winner of each row
+void race_rows(Array<const float> laws, Array<const uint64_t> keys, Array<int64_t> out, int threads) {
+  const size_t n = laws.shape(1);
+  in_pieces(int(laws.shape(0)), 1, threads, [&](int row, int) {
+    out.data()[row] = race(laws.data() + row * n, int(n), keys.data()[row]);
+  });
+}
+
+// (R, V) values to (R, k) ids
+void top_ids_rows(Array<const float> x, Array<int64_t> out, int threads) {
+  const size_t n = x.shape(1), k = out.shape(1);
+  in_pieces(int(x.shape(0)), 1, threads, [&](int row, int) {
+    top_ids(x.data() + row * n, int(n), int(k), out.data() + row * k);
+  });
 }
 
 // (N, V) rows of p and q, (N,) scales to (N,) masses of max(scale p - q, 0)
 void surplus_rows(const std::string& isa, Array<const float> p, Array<const float> q, Array<const float> scales,
-                  Array<double> out) {
+                  Array<double> out, int threads) {
   const Kernels& kernels = kernels_for(isa);
   const size_t n = p.shape(1);
-  nb::gil_scoped_release release;
-  for (size_t row = 0; row < p.shape(0); ++row) {
+  in_pieces(int(p.shape(0)), 1, threads, [&](int row, int) {
     out.data()[row] = surplus(kernels, p.data() + row * n, q.data() + row * n, scales.data()[row], int(n));
-  }
+  });
 }
 
 // one token from each row of (B, V) laws
-void draw_rows(const std::string& isa, Array<const float> laws, Array<const double> uniforms, Array<int64_t> out) {
+void draw_rows(const std::string& isa, Array<const float> laws, Array<const double> uniforms, Array<int64_t> out,
+               int threads) {
   const Kernels& kernels = kernels_for(isa);
   const size_t n = laws.shape(1);
-  nb::gil_scoped_release release;
-  for (size_t row = 0; row < laws.shape(0); ++row) {
+  in_pieces(int(laws.shape(0)), 1, threads, [&](int row, int) {
     out.data()[row] = draw(kernels, laws.data() + row * n, uniforms.data()[row], int(n));
-  }
+  });
 }
 
 }  // namespace
@@ -218,6 +261,9 @@ NB_MODULE(_native, m) {
         nb::arg("quants"), nb::arg("scales"), nb::arg("minima"), nb::arg("threads") = 1);
   m.def("quantise", &quantise_rows, nb::arg("kind"), nb::arg("rows"), nb::arg("blocks"), nb::arg("threads") = 1);
   m.def("laws", &laws);
+  m.def("choose", &choose_rows);
+  m.def("race", &race_rows);
+  m.def("top_ids", &top_ids_rows);
   m.def("surplus", &surplus_rows);
   m.def("draw", &draw_rows);
   nb::class_<Model>(m, "Model")

@@ -359,20 +359,47 @@ void exp_weights(const float* x, float highest, float divisor, float* w, int n) 
   for (int i = 0; i < n; i += 16) store_part(w + i, exp_lanes(S::div(S::sub(load_part(x + i, n - i), top), by)), n - i);
 }
 
-double sum_lanes(const double (&lanes)[16]) {
-  double total = 0.0;
-  for (double lane : lanes) total += lane;
-  return total;
+// Sums in double, in 16 lanes of two vectors that the compiler cuts to the registers there are.
+typedef float F8 __attribute__((vector_size(32)));
+typedef int32_t I8 __attribute__((vector_size(32)));
+typedef double D8 __attribute__((vector_size(64)));
+
+struct Sums {
+  D8 low = {}, high = {};
+  // Adds what `part` makes of each half of the 16 values from i on.
+  template <class Part> void add(int i, const Part& part) {
+    F8 x;
+    part(i, x);
+    low += __builtin_convertvector(x, D8);
+    part(i + 8, x);
+    high += __builtin_convertvector(x, D8);
+  }
+  double total() const {
+    double sum = 0.0;
+    for (int j = 0; j < 8; ++j) sum += low[j];
+    for (int j = 0; j < 8; ++j) sum += high[j];
+    return sum;
+  }
+};
+
+inline void load_8(const float* x, int count, F8& out) {      // values past `count` are zero
+  if (count >= 8) {
+    __builtin_memcpy(&out, x, sizeof out);
+    return;
+  }
+  out = F8{};
+  for (int j = 0; j < count; ++j) out[j] = x[j];
 }
 
 double sum_at_least(const float* w, float threshold, int n) {
-  double lanes[16] = {};
-  int i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (int j = 0; j < 16; ++j) lanes[j] += w[i + j] >= threshold ? double(w[i + j]) : 0.0;
+  Sums sums;
+  for (int i = 0; i < n; i += 16) {
+    sums.add(i, [&](int at, F8& x) {
+      load_8(w + at, n - at, x);
+      x = F8(I8(x) & I8(x >= threshold));
+    });
   }
-  for (int j = 0; i + j < n; ++j) lanes[j] += w[i + j] >= threshold ? double(w[i + j]) : 0.0;
-  return sum_lanes(lanes);
+  return sums.total();
 }
 
 void scale_at_least(const float* w, float threshold, float divisor, float* p, int n) {
@@ -384,17 +411,17 @@ void scale_at_least(const float* w, float threshold, float divisor, float* p, in
 }
 
 double surplus(const float* p, const float* q, float scale, int n) {
-  double lanes[16] = {};
-  int i = 0;
-  const auto left = [&](int at) {
-    const float x = scale * p[at] - q[at];
-    return x > 0.0f ? double(x) : 0.0;
-  };
-  for (; i + 16 <= n; i += 16) {
-    for (int j = 0; j < 16; ++j) lanes[j] += left(i + j);
+  Sums sums;
+  for (int i = 0; i < n; i += 16) {
+    sums.add(i, [&](int at, F8& x) {
+      F8 y;
+      load_8(p + at, n - at, x);
+      load_8(q + at, n - at, y);
+      x = scale * x - y;
+      x = F8(I8(x) & I8(x > 0.0f));
+    });
   }
-  for (int j = 0; i + j < n; ++j) lanes[j] += left(i + j);
-  return sum_lanes(lanes);
+  return sums.total();
 }
 
 constexpr Kernels kTable = {S::kName, rms_norm, quantize, matmul,      rotate,       attend,         gate,

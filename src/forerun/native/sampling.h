@@ -24,4 +24,17 @@ double surplus(const Kernels& kernels, const float* p, const float* q, float sca
 // without mass is never returned.
 int draw(const Kernels& kernels, const float* law, double u, int n);
 
+struct Choice {
+  int token;                    // -1: no finite law
+  float mass;                   // of the token, under the law
+};
+// Draws from the law of a row, which is never written out. A divisor of 0: the largest logit, the first of equals.
+Choice choose(const Kernels& kernels, const float* x, int n, const Transforms& transforms, double u);
+
+// The first index of the largest law[i] / E_i, E the exponential variates keyed by `key` (forerun/sampling/streams.py).
+int race(const float* law, int n, uint64_t key);
+
+// The indices of the k largest values, largest first, the lower index first among equals. k is at most n.
+void top_ids(const float* x, int n, int k, int64_t* ids);
+
 }  // namespace forerun

@@ -44,7 +44,7 @@ Features detect() {
 std::vector<Named> all_sets() {
   std::vector<Named> sets;
 #if defined(__x86_64__) || defined(_M_X64)
-  const Features f = detect();
+  static const Features f = detect();                      // a virtual machine takes tens of microseconds to answer
   sets.push_back({"avx512", kernels_avx512, f.avx512});
   sets.push_back({"avx2_vnni", kernels_avx2_vnni, f.avx_vnni});
   sets.push_back({"avx2", kernels_avx2, f.avx2});

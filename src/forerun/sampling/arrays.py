@@ -6,7 +6,10 @@ import array_api_compat
 import array_api_compat.numpy as numpy_api
 import numpy as np
 
+from forerun.sampling import kernels
+
 Array = Any
+_COMPILED_TOP = 64  # ids; for many more a partial sort is faster
 
 
 def namespace(x: Array) -> Any:
@@ -52,6 +55,8 @@ def top_ids(x_RV: Array, k: int) -> np.ndarray:
     if array_api_compat.is_torch_array(x_RV):
         ids: np.ndarray = x_RV.topk(k, dim=-1).indices.cpu().numpy()
         return ids
+    if kernels.usable(x_RV) and 0 < k <= min(x_RV.shape[-1], _COMPILED_TOP):
+        return kernels.top_ids(x_RV, k)
     ids_RK = np.argpartition(x_RV, x_RV.shape[-1] - k, axis=-1)[:, -k:] if k < x_RV.shape[-1] else None
     if ids_RK is None:
         return np.argsort(-x_RV, axis=-1, kind="stable")

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.errors import EngineError
-from forerun.sampling import verify
+from forerun.sampling import kernels, verify
 from forerun.sampling.arrays import Array, like, namespace
-from forerun.sampling.laws import Row, greedy_choices, laws
+from forerun.sampling.laws import Row, greedy_choices, laws, ready
+
+Picked = tuple[Array, Array]  # tokens and masses
 
 
 class Choices(NamedTuple):
@@ -28,8 +30,12 @@ class Choices(NamedTuple):
 def choose(logits_RV: Array, rows: Sequence[Row], uniforms_R: Sequence[float]) -> Choices:
     """Draw a token from the law of each row by inverse CDF; uniforms in [0, 1)."""
 
-    def pick(p_RV: Array, which: Sequence[int]) -> Array:
-        return verify.draw(p_RV, like([uniforms_R[r] for r in which], p_RV, namespace(p_RV).float64))
+    def pick(logits_RV: Array, which: Sequence[int]) -> Picked:
+        mine, u_R = [rows[r] for r in which], [uniforms_R[r] for r in which]
+        if kernels.usable(logits_RV):
+            return kernels.choose(*ready(logits_RV, mine), [row.sampler.params for row in mine], u_R)
+        p_RV = laws(logits_RV, mine)
+        return _with_masses(p_RV, verify.draw(p_RV, like(u_R, p_RV, namespace(p_RV).float64)))
 
     return _picked(logits_RV, rows, pick)
 
@@ -37,33 +43,33 @@ def choose(logits_RV: Array, rows: Sequence[Row], uniforms_R: Sequence[float]) -
 def race(logits_RV: Array, rows: Sequence[Row], positions: Sequence[int]) -> Choices:
     """Coupled mode (Daliri, Musco, Suresh 2408.07978): argmax p/E, E keyed by the position of the token in the text."""
 
-    def pick(p_RV: Array, which: Sequence[int]) -> Array:
-        noise = [rows[r].sampler.stream.exponentials(positions[r], p_RV.shape[-1], p_RV) for r in which]
-        return verify.race(p_RV, namespace(p_RV).stack(noise))
+    def pick(logits_RV: Array, which: Sequence[int]) -> Picked:
+        p_RV = laws(logits_RV, [rows[r] for r in which])
+        return _with_masses(p_RV, verify.race(p_RV, [(rows[r].sampler.stream, positions[r]) for r in which]))
 
     return _picked(logits_RV, rows, pick)
 
 
-def _picked(logits_RV: Array, rows: Sequence[Row], pick: Callable[[Array, Sequence[int]], Array]) -> Choices:
+def _with_masses(p_RV: Array, tokens_R: Array) -> Picked:
+    return tokens_R, namespace(p_RV).take_along_axis(p_RV, tokens_R[:, None], axis=1)[:, 0]
+
+
+def _picked(logits_RV: Array, rows: Sequence[Row], pick: Callable[[Array, Sequence[int]], Picked]) -> Choices:
     try:
         if all(row.sampler.is_greedy for row in rows):
             return Choices(greedy_choices(logits_RV, rows), np.ones(len(rows)), {})
-        p_RV = laws(logits_RV, rows)
-        tokens_R = pick(p_RV, range(len(rows)))
-        xp = namespace(p_RV)
-        return Choices(tokens_R, xp.take_along_axis(p_RV, tokens_R[:, None], axis=1)[:, 0], {})
+        return Choices(*pick(logits_RV, range(len(rows))), {})
     except EngineError:
         return _one_by_one(logits_RV, rows, pick)
 
 
-def _one_by_one(logits_RV: Array, rows: Sequence[Row], pick: Callable[[Array, Sequence[int]], Array]) -> Choices:
+def _one_by_one(logits_RV: Array, rows: Sequence[Row], pick: Callable[[Array, Sequence[int]], Picked]) -> Choices:
     tokens, masses, errors = [-1] * len(rows), [0.0] * len(rows), {}
-    for r, row in enumerate(rows):
+    for r in range(len(rows)):
         try:
-            p_1V = laws(logits_RV[r : r + 1], [row])
+            token_1, mass_1 = pick(logits_RV[r : r + 1], [r])
         except EngineError as error:
             errors[r] = error
             continue
-        tokens[r] = int(pick(p_1V, [r])[0])
-        masses[r] = float(p_1V[0, tokens[r]])
+        tokens[r], masses[r] = int(token_1[0]), float(mass_1[0])
     return Choices(np.asarray(tokens), np.asarray(masses), errors)

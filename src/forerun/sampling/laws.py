@@ -69,11 +69,11 @@ def laws(logits_RV: Array, rows: Sequence[Row]) -> Array:
     """
     xp = namespace(logits_RV)
     params = [row.sampler.params for row in rows]
-    x_RV, highest_R = _ready(logits_RV, rows)
+    x_RV, highest_R = ready(logits_RV, rows)
     greedy = [p.temperature == 0.0 for p in params]
     if all(greedy):
         return one_hot(xp.argmax(x_RV, axis=-1), x_RV.shape[-1], x_RV)
-    p_RV = (_sampled_compiled if kernels.usable(x_RV) else _sampled)(x_RV, highest_R, params)
+    p_RV = (kernels.laws if kernels.usable(x_RV) else _sampled)(x_RV, highest_R, params)
     if any(greedy):
         greedy_R1 = like(greedy, x_RV)[:, None]
         p_RV = xp.where(greedy_R1, one_hot(xp.argmax(x_RV, axis=-1), x_RV.shape[-1], x_RV), p_RV)
@@ -85,12 +85,15 @@ def greedy_choices(logits_RV: Array, rows: Sequence[Row]) -> Array:
 
     Raises EngineError if a row has no token left.
     """
-    x_RV, _highest_R = _ready(logits_RV, rows)
+    x_RV, _highest_R = ready(logits_RV, rows)
     return namespace(x_RV).argmax(x_RV, axis=-1)
 
 
-def _ready(logits_RV: Array, rows: Sequence[Row]) -> tuple[Array, Array]:
-    """Return the rows in float32 with all constraints applied, and the largest value of each."""
+def ready(logits_RV: Array, rows: Sequence[Row]) -> tuple[Array, Array]:
+    """Return the rows in float32 with all constraints applied (R, V), and the largest value of each (R,).
+
+    Raises EngineError if a row has no token left.
+    """
     xp = namespace(logits_RV)
     x_RV = _constrained(xp.astype(logits_RV, xp.float32, copy=any(row.sampler.constraints for row in rows)), rows)
     highest_R = xp.max(x_RV, axis=-1)
@@ -130,7 +133,7 @@ def _sampled(x_RV: Array, highest_R: Array, params: Sequence[SamplingParams]) ->
     xp, vocab_size = namespace(x_RV), x_RV.shape[-1]
     x_RV = x_RV - highest_R[:, None]
     if any(p.temperature not in (0.0, 1.0) for p in params):
-        x_RV = x_RV / like([[_divisor(p.temperature)] for p in params], x_RV, xp.float32)
+        x_RV = x_RV / like([[kernels.divisor(p.temperature) or 1.0] for p in params], x_RV, xp.float32)
     w_RV = xp.exp(x_RV)  # not normalised; the largest of each row is 1
     if any(p.top_k for p in params):
         w_RV = _keep(w_RV, _top_k_threshold(w_RV, [min(p.top_k, vocab_size) for p in params]))
@@ -139,23 +142,6 @@ def _sampled(x_RV: Array, highest_R: Array, params: Sequence[SamplingParams]) ->
     if any(p.min_p for p in params):
         w_RV = _keep(w_RV, like([p.min_p for p in params], w_RV, xp.float32))
     return w_RV / xp.sum(w_RV, axis=-1, keepdims=True)
-
-
-def _sampled_compiled(x_RV: Array, highest_R: Array, params: Sequence[SamplingParams]) -> Array:
-    """The same by the compiled twin."""
-    return kernels.laws(
-        x_RV,
-        highest_R,
-        temperatures=[_divisor(p.temperature) for p in params],
-        top_ks=[min(p.top_k, x_RV.shape[-1]) for p in params],
-        top_ps=[p.top_p for p in params],
-        min_ps=[p.min_p for p in params],
-    )
-
-
-def _divisor(temperature: float) -> float:
-    """Return the temperature within the range of float32, beyond which it makes no difference; 1 where greedy."""
-    return min(max(temperature, 1e-30), 1e30) if temperature else 1.0
 
 
 def _keep(w_RV: Array, threshold_R: Array) -> Array:

@@ -61,7 +61,8 @@ class Stream:
     seed: int
     request: int = 0
 
-    def _key(self, position: int, role: Role) -> int:
+    def key(self, position: int, role: Role) -> int:
+        """Return the 64-bit key of the draws at a position."""
         key = 0
         for field in (self.seed & _MASK, self.request & _MASK, position, int(role)):
             key = _mix(((key + _GOLDEN) & _MASK) ^ field)
@@ -72,11 +73,11 @@ class Stream:
 
         Two rounds may look at one place of the text; with streams of their own they never meet the same draw there.
         """
-        return Stream(self._key(position, Role.WITHIN), self.request)
+        return Stream(self.key(position, Role.WITHIN), self.request)
 
     def uniforms(self, position: int, role: Role, count: int) -> list[float]:
         """Return `count` uniforms in [0, 1), for nodes 0 … count - 1."""
-        key = self._key(position, role)
+        key = self.key(position, role)
         return [(_mix((key + (i + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53 for i in range(count)]
 
     def exponentials(self, position: int, vocab_size: int, x: Array) -> Array:
@@ -86,7 +87,7 @@ class Stream:
         Gumbel noise -log(-log U) to log p, with one logarithm fewer.
         """
         xp, device = namespace(x), array_api_compat.device(x)
-        key = self._key(position, Role.COUPLED)
+        key = self.key(position, Role.COUPLED)
         hashed = _mix_array(xp.asarray(_signed(key), dtype=xp.int64, device=device) + _counter(xp, device, vocab_size))
         # 52 bits: with 53, adding a half would round, and the largest U would be 1
         uniforms = (xp.astype((hashed >> 12) & (_MASK >> 12), xp.float64) + 0.5) * 2.0**-52

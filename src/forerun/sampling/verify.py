@@ -13,12 +13,14 @@ Each rule is exact for one way in which the drafts were drawn, which is why a `P
 `forerun.drafters.base`). Proofs by enumeration: tests/sampling/.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from array_api_compat import device
 
 from forerun.sampling import kernels
 from forerun.sampling.arrays import namespace
+from forerun.sampling.streams import Role, Stream
 
 Array = Any
 
@@ -73,9 +75,17 @@ def block_rule(p_BLV: Array, q_BLV: Array, drafts_BK: Array, num_drafts_B: Array
     return Verdict(n_B, residual(_row(p_BLV, n_B), _row(q_BLV, n_B), P_B))
 
 
-def race(p: Array, noise: Array) -> Array:
+def fastest(p: Array, noise: Array) -> Array:
     """Return argmax over the last axis of p / E, lowest id first: (…,). Tokens with p = 0 never win."""
     return namespace(p).argmax(p / noise, axis=-1)
+
+
+def race(p_RV: Array, draws: Sequence[tuple[Stream, int]]) -> Array:
+    """Return the fastest token of each row, E keyed by a stream and a position: (R,)."""
+    if kernels.usable(p_RV):
+        return kernels.race(p_RV, [stream.key(position, Role.COUPLED) for stream, position in draws])
+    noise = [stream.exponentials(position, p_RV.shape[-1], p_RV) for stream, position in draws]
+    return fastest(p_RV, namespace(p_RV).stack(noise))
 
 
 def surplus(p_BLV: Array, q_BLV: Array, scale_BL: Array) -> Array:
