@@ -85,8 +85,10 @@ def greedy_choices(logits_RV: Array, rows: Sequence[Row]) -> Array:
 
     Raises EngineError if a row has no token left.
     """
-    x_RV, _highest_R = ready(logits_RV, rows)
-    return namespace(x_RV).argmax(x_RV, axis=-1)
+    xp, x_RV = namespace(logits_RV), _shifted(logits_RV, rows)
+    tokens_R = xp.argmax(x_RV, axis=-1)
+    _check(xp.take_along_axis(x_RV, tokens_R[:, None], axis=1))
+    return tokens_R
 
 
 def ready(logits_RV: Array, rows: Sequence[Row]) -> tuple[Array, Array]:
@@ -94,14 +96,27 @@ def ready(logits_RV: Array, rows: Sequence[Row]) -> tuple[Array, Array]:
 
     Raises EngineError if a row has no token left.
     """
+    x_RV = _shifted(logits_RV, rows)
+    highest_R = namespace(x_RV).max(x_RV, axis=-1)
+    _check(highest_R)
+    return x_RV, highest_R
+
+
+def _shifted(logits_RV: Array, rows: Sequence[Row]) -> Array:
+    """Return the rows in float32 with all constraints applied."""
+    is_free = not any(row.sampler.constraints for row in rows)
+    if is_free and kernels.usable(logits_RV):  # the usual case: already what it should be
+        return logits_RV
     xp = namespace(logits_RV)
-    x_RV = _constrained(xp.astype(logits_RV, xp.float32, copy=any(row.sampler.constraints for row in rows)), rows)
-    highest_R = xp.max(x_RV, axis=-1)
-    if not bool(xp.all(xp.isfinite(highest_R))):
+    return _constrained(xp.astype(logits_RV, xp.float32, copy=not is_free), rows)
+
+
+def _check(highest: Array) -> None:
+    xp = namespace(highest)
+    if not bool(xp.all(xp.isfinite(highest))):
         raise EngineError(
             "a row of logits has no finite largest value: every token is forbidden, or the model gave NaN"
         )
-    return x_RV, highest_R
 
 
 def log_softmax(logits_RV: Array) -> Array:
