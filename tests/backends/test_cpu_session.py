@@ -54,7 +54,6 @@ def rows(session: Session, text: list[int], widths: list[int]) -> np.ndarray:
 
 class CpuSuite(SessionSuite):
     name, dtype = "llama", "auto"
-    tree_tolerance = 0.2
 
     @pytest.fixture
     def session(self, folder: Path) -> Session:

@@ -17,7 +17,8 @@ namespace forerun {
 namespace {
 
 constexpr size_t kHugePage = size_t(1) << 21;
-constexpr int kAttendPiece = 32;          // rows of a prompt that a thread takes at a time
+constexpr int kAttendPiece = 8;           // rows of a prompt that a thread takes at a time, through all segments
+constexpr int kFewRows = 16;              // up to so many rows of a sequence are spread over the threads by segments
 
 // What the cache holds stays finite: a later row's infinity, times a weight of zero, would spoil an earlier row.
 uint16_t cached_half(float x) { return float_to_half(std::min(65504.0f, std::max(-65504.0f, x))); }
@@ -50,12 +51,21 @@ Page::~Page() {
 #endif
 }
 
+// The segments of positions that the rows of a feed see in some layer, and where its parts are, if it has few rows.
+struct Span {
+  int segments;
+  bool few;
+  size_t parts;
+};
+
 struct Decoder::Workspace {
   int rows = 0;
   std::vector<float> x, normed, q, k, v, attended, gate, up, branch, scales;
   std::vector<int8_t> quants;
   std::vector<int32_t> sums;
-  std::vector<std::vector<float>> scratch;    // by thread
+  std::vector<std::vector<float>> scratch, parts;   // by thread; of attention
+  std::vector<float> few_parts;               // of the sequences with few rows
+  std::vector<Span> spans;                    // by feed
   std::vector<Shares> shares;                 // one for each stage of a pass
 };
 
@@ -64,6 +74,7 @@ Decoder::Decoder(const Kernels* kernels, const Config& config, std::vector<Layer
     : kernels_(kernels), config_(config), layers_(std::move(layers)), embed_(embed), head_(head), norm_(norm),
       pool_(shared_pool(num_threads)), padded_head_dim_(round_up(config.head_dim, 16)), space_(new Workspace) {
   space_->scratch.resize(pool_.size());
+  space_->parts.resize(pool_.size());
   std::vector<Matrix> all{head_};
   for (const LayerWeights& w : layers_) all.insert(all.end(), {w.q, w.k, w.v, w.o, w.gate, w.up, w.down});
   for (const Matrix& m : all) (m.kind == kBF16 ? needs_values_ : needs_quants_) = true;
@@ -138,9 +149,21 @@ void Decoder::run(const Pass& pass) {
     s.scales.assign(size_t(rows) * (widest / kBlock), 0.0f);
     s.sums.assign(size_t(rows) * (widest / kBlock), 0);
   }
-  int most_slots = 0;
-  for (int f = 0; f < pass.num_feeds; ++f) most_slots = std::max(most_slots, pass.feeds[f].num_cached + pass.feeds[f].num_rows);
-  for (auto& scratch : s.scratch) scratch.resize(size_t(kAttendRows) * round_up(most_slots, 16));
+  size_t few_parts = 0, own_parts = 0;
+  int most_rows = 0;
+  const int group = c.num_heads / c.num_kv_heads, part = part_size(padded_head_dim_);
+  s.spans.clear();
+  for (int f = 0; f < pass.num_feeds; ++f) {
+    const Feed& feed = pass.feeds[f];
+    const Span span{(feed.num_cached + feed.num_rows - 1) / kSegment + 1, feed.num_rows <= kFewRows, few_parts};
+    s.spans.push_back(span);
+    most_rows = std::max(most_rows, feed.num_rows);
+    if (span.few) few_parts += size_t(feed.num_rows) * c.num_heads * span.segments * part;
+    else own_parts = std::max(own_parts, size_t(kAttendPiece) * group * span.segments * part);
+  }
+  s.few_parts.resize(std::max(s.few_parts.size(), few_parts));
+  for (auto& parts : s.parts) parts.resize(std::max(parts.size(), own_parts));
+  for (auto& scratch : s.scratch) scratch.resize(std::max(scratch.size(), size_t(attend_scratch(most_rows))));
   for (auto& shares : s.shares) shares.reset();
   pool_.run([&](int thread) { run_thread(pass, thread); });
 }
@@ -171,6 +194,7 @@ void Decoder::run_thread(const Pass& pass, int thread) {
     pool_.barrier();
     attend(pass, index, thread, s.shares[stage++]);
     pool_.barrier();
+    combine(pass, index, thread);
     pack(s.attended.data(), q_width, rows, thread);
     pool_.barrier();
     const bool post = w.post_attn_norm != nullptr;
@@ -300,50 +324,93 @@ void Decoder::finish_qkv(const Pass& pass, int layer, int thread) {
   }
 }
 
+int Decoder::first_segment(int layer, int position) const {
+  const int window = layers_[layer].window;
+  return window > 0 && position >= window ? (position - window + 1) / kSegment : 0;
+}
+
 void Decoder::attend(const Pass& pass, int layer, int thread, Shares& shares) {
   Workspace& s = *space_;
   const Config& c = config_;
-  const int dim = padded_head_dim_, q_width = round_up(c.num_heads * dim, kBlock);
+  const int dim = padded_head_dim_, q_width = round_up(c.num_heads * dim, kBlock), part = part_size(dim);
   const int group = c.num_heads / c.num_kv_heads;
   int item = shares.take(1), first_item = 0;
   std::vector<const uint16_t*> key_pages, value_pages;
   for (int f = 0; f < pass.num_feeds; ++f) {
     const Feed& feed = pass.feeds[f];
-    const int pieces = (feed.num_rows + kAttendPiece - 1) / kAttendPiece, num_items = pieces * c.num_heads;
-    const int num_pages = (feed.num_cached + feed.num_rows + kPage - 1) / kPage;
-    int listed_head = -1;
+    const Span& span = s.spans[f];
+    const int begin_segment = first_segment(layer, feed.num_cached), count = span.segments - begin_segment;
+    const int run = std::max(1, std::min(4, count * c.num_kv_heads / (6 * pool_.size())));   // segments to an item
+    const int pieces = span.few ? (count + run - 1) / run : (feed.num_rows + kAttendPiece - 1) / kAttendPiece;
+    const int num_items = pieces * c.num_kv_heads;
     for (; item < first_item + num_items; item = shares.take(1)) {
-      const int head = (item - first_item) % c.num_heads, piece = (item - first_item) / c.num_heads;
-      const int kv_head = head / group;
-      if (kv_head != listed_head) {
-        key_pages.clear();
-        value_pages.clear();
-        for (int p = 0; p < num_pages; ++p) {
-          key_pages.push_back(keys(feed.pages[p], layer, kv_head));
-          value_pages.push_back(values(feed.pages[p], layer, kv_head));
-        }
-        listed_head = kv_head;
-      }
+      const int kv_head = (item - first_item) % c.num_kv_heads, piece = (item - first_item) / c.num_kv_heads;
       Attend a;
-      a.queries = s.q.data() + size_t(feed.first_row) * q_width + head * dim;
-      a.query_stride = a.out_stride = q_width;
-      a.out = s.attended.data() + size_t(feed.first_row) * q_width + head * dim;
+      a.queries = s.q.data() + size_t(feed.first_row) * q_width + size_t(kv_head) * group * dim;
+      a.query_stride = q_width;
+      a.group = group;
       a.num_rows = feed.num_rows;
-      a.begin_row = piece * kAttendPiece;
-      a.end_row = std::min(feed.num_rows, a.begin_row + kAttendPiece);
+      a.begin_row = span.few ? 0 : piece * kAttendPiece;
+      a.end_row = span.few ? feed.num_rows : std::min(feed.num_rows, a.begin_row + kAttendPiece);
       a.num_cached = feed.num_cached;
       a.positions = pass.positions + feed.first_row;
       a.tree = feed.tree;
-      a.keys = key_pages.data();
-      a.values = value_pages.data();
       a.head_dim = dim;
       a.window = layers_[layer].window;
       a.scale = c.attention_scale;
       a.softcap = c.attention_softcap;
+      a.begin_segment = span.few ? begin_segment + piece * run : first_segment(layer, a.positions[a.begin_row]);
+      a.end_segment = span.few ? std::min(span.segments, a.begin_segment + run) : span.segments;
+      if (!span.few && !feed.tree) a.end_segment = a.positions[a.end_row - 1] / kSegment + 1;
+      const int queries = feed.num_rows * group;
+      a.parts = span.few ? s.few_parts.data() + span.parts + size_t(kv_head) * queries * span.segments * part
+                         : s.parts[thread].data();
+      a.part_stride = span.segments;
       a.scratch = s.scratch[thread].data();
+      const int num_pages = (feed.num_cached + feed.num_rows + kPage - 1) / kPage;
+      key_pages.resize(num_pages);
+      value_pages.resize(num_pages);
+      for (int p = a.begin_segment * kSegment / kPage; p < num_pages; ++p) {
+        if (p == a.end_segment * kSegment / kPage) p = std::max(p, feed.num_cached / kPage);   // and those of this pass
+        key_pages[p] = keys(feed.pages[p], layer, kv_head);
+        value_pages[p] = values(feed.pages[p], layer, kv_head);
+      }
+      a.keys = key_pages.data();
+      a.values = value_pages.data();
       kernels_->attend(a);
+      if (span.few) continue;
+      for (int row = a.begin_row; row < a.end_row; ++row) {
+        const int begin = first_segment(layer, a.positions[row]), end = a.positions[row] / kSegment + 1;
+        for (int h = 0; h < group; ++h) {
+          kernels_->combine(a.parts + (size_t((row - a.begin_row) * group + h) * span.segments + begin) * part,
+                            end - begin, dim,
+                            s.attended.data() + size_t(feed.first_row + row) * q_width + size_t(kv_head * group + h) * dim);
+        }
+      }
     }
     first_item += num_items;
+  }
+}
+
+// Puts together what several threads have found for a thread's rows.
+void Decoder::combine(const Pass& pass, int layer, int thread) {
+  Workspace& s = *space_;
+  const int dim = padded_head_dim_, q_width = round_up(config_.num_heads * dim, kBlock), part = part_size(dim);
+  const int group = config_.num_heads / config_.num_kv_heads;
+  for (int f = 0; f < pass.num_feeds; ++f) {
+    const Feed& feed = pass.feeds[f];
+    const Span& span = s.spans[f];
+    if (!span.few) continue;
+    for (int r = 0; r < feed.num_rows; ++r) {
+      const int row = feed.first_row + r, position = pass.positions[row];
+      if (row % pool_.size() != thread) continue;
+      const int begin = first_segment(layer, position), end = position / kSegment + 1;
+      for (int head = 0; head < config_.num_heads; ++head) {
+        const size_t query = size_t(head / group) * feed.num_rows * group + size_t(r) * group + head % group;
+        kernels_->combine(s.few_parts.data() + span.parts + (query * span.segments + begin) * part, end - begin, dim,
+                          s.attended.data() + size_t(row) * q_width + size_t(head) * dim);
+      }
+    }
   }
 }
 

@@ -104,7 +104,9 @@ class Decoder {
   void norm_and_pack(const float* x, int stride, int n, const float* weight, int rows, int thread);
   void multiply(std::initializer_list<Product> products, const Rows& x, int rows, Shares& shares);
   void finish_qkv(const Pass& pass, int layer, int thread);
+  int first_segment(int layer, int position) const;   // that a row at this position sees
   void attend(const Pass& pass, int layer, int thread, Shares& shares);
+  void combine(const Pass& pass, int layer, int thread);
   void finish_branch(float* x, const float* bias, const float* norm, int rows, int thread);
   static void matrix_column(const Matrix& w, int output, float* out);
 

@@ -22,7 +22,8 @@ namespace forerun {
 constexpr int kTile = 16;       // outputs in a tile; also the lanes of a vector
 constexpr int kBlock = 32;      // inputs that share a scale
 constexpr int kPage = 64;       // positions in a page of the cache
-constexpr int kAttendRows = 4;  // rows that attend to a key together
+constexpr int kSegment = 128;   // positions whose softmax is taken on its own; see `attend`
+constexpr int kAttendQueries = 4;  // queries that meet a key together
 
 enum Kind : int { kQ4_0 = 0, kQ4_1 = 1, kQ8_0 = 2, kBF16 = 3 };
 enum Activation : int { kSilu = 0, kGeluTanh = 1 };
@@ -47,13 +48,12 @@ struct Rows {
   int n;
 };
 
-struct Attend {                 // one query head of the rows of one sequence
-  const float* queries;         // row r at queries + r * query_stride; rotated
+struct Attend {                 // the queries of one key head, of some rows of one sequence
+  const float* queries;         // head h of row r at queries + r * query_stride + h * head_dim; rotated
   int query_stride;
-  float* out;                   // row r at out + r * out_stride
-  int out_stride;
+  int group;                    // query heads of the key head
+  int begin_row, end_row;       // of the sequence in this pass
   int num_rows;                 // of the sequence in this pass
-  int begin_row, end_row;       // those to work on
   int num_cached;               // positions before this pass; row r of the pass lies in slot num_cached + r
   const int32_t* positions;     // of the rows
   const uint8_t* tree;          // (num_rows, num_rows), 1 where row r sees row j; null: a chain
@@ -62,8 +62,16 @@ struct Attend {                 // one query head of the rows of one sequence
   int head_dim;                 // a multiple of 16
   int window;                   // 0: none
   float scale, softcap;         // softcap 0: none
-  float* scratch;               // kAttendRows times the slots, rounded up to 16
+  int begin_segment, end_segment;
+  // What is found for head h of row r in a segment s: at parts + (((r - begin_row) * group + h) * part_stride + s) *
+  // part_size(head_dim) the largest score, the sum of the weights, and from 16 floats on the weighted sum of the values.
+  float* parts;
+  int part_stride;
+  float* scratch;               // attend_scratch(num_rows) floats
 };
+
+constexpr int part_size(int head_dim) { return 16 + head_dim; }
+constexpr int attend_scratch(int num_rows) { return kAttendQueries * (num_rows + 48); }
 
 struct Kernels {
   const char* name;
@@ -72,7 +80,10 @@ struct Kernels {
   // out[row * stride + output] (+)= sum over inputs, for tiles [begin, end)
   void (*matmul)(const Matrix& w, const Rows& x, int num_rows, float* out, int stride, int begin, int end, bool add);
   void (*rotate)(float* head, const float* cosine, const float* sine, int rotary_dim);
+  // Attention of each query to each segment of positions that it sees. A key counts at its position, wherever it lies.
   void (*attend)(const Attend& a);
+  // Puts segments together, in their order: the result of one query, head_dim floats.
+  void (*combine)(const float* parts, int num_segments, int head_dim, float* out);
   void (*gate)(const float* gate, const float* up, float* out, int n, Activation activation);
   void (*add)(float* x, const float* y, int n);
   void (*softcap)(float* x, int n, float cap);

@@ -201,111 +201,185 @@ void rotate(float* head, const float* cosine, const float* sine, int rotary_dim)
   }
 }
 
+// Scores of R queries with the keys in slots [begin, end), whole groups of 16.
 template <int R>
-void attend_rows(const Attend& a, int row) {
-  const int dim = a.head_dim, end = a.num_cached + row + R;   // slots that some row of the chunk may see
-  int begin = 0;
-  if (a.window > 0) {
-    int first = a.positions[row];
-    for (int r = 1; r < R; ++r) first = a.positions[row + r] < first ? a.positions[row + r] : first;
-    begin = first - a.window + 1;
-    begin = begin > a.num_cached ? a.num_cached : begin;
-    begin = begin > 0 ? begin / 16 * 16 : 0;
-  }
-  const int capacity = (a.num_cached + a.num_rows + 15) / 16 * 16;
-  const float hidden = bits_to_float(0xff800000u);            // -inf
+void score(const Attend& a, const float* const* queries, int begin, int end, float* out, int stride) {
+  // a chain of sums waits for itself, so there are several at a time
+  constexpr int kGroups = (S::kRows < 8 ? 4 : 8) / R;
+  const int dim = a.head_dim;
   const F scale = S::set1(a.scale);
-  F most[R];
-  for (int r = 0; r < R; ++r) most[r] = S::set1(hidden);
-  // A chain of sums waits for itself, so there are several at a time: R rows, or 16 keys more, up to a page.
-  constexpr int kGroups = kAttendRows / R;
-  F dots[kGroups][R];
-  for (int slot = begin; slot < end; slot += 16) {
-    const int group = (slot - begin) / 16 % kGroups;
-    if (group == 0) {
-      const uint16_t* keys[kGroups];
-      for (int g = 0; g < kGroups; ++g) {           // past the end the last group is read again
-        const int at = slot + 16 * g < end ? slot + 16 * g : slot;
-        keys[g] = a.keys[at / kPage] + size_t(at % kPage) * dim;
-        for (int r = 0; r < R; ++r) dots[g][r] = S::zero();
-      }
-      for (int d = 0; d < dim; ++d) {
-        F q[R];
-        for (int r = 0; r < R; ++r) q[r] = S::set1(a.queries[size_t(row + r) * a.query_stride + d]);
-        for (int g = 0; g < kGroups; ++g) {
-          const F k = S::load_f16(keys[g] + size_t(d) * 16);
-          for (int r = 0; r < R; ++r) dots[g][r] = S::fma(k, q[r], dots[g][r]);
-        }
+  for (int slot = begin; slot < end; slot += 16 * kGroups) {
+    const uint16_t* keys[kGroups];
+    F dots[kGroups][R];
+    for (int g = 0; g < kGroups; ++g) {             // past the end the last group is read again
+      const int at = slot + 16 * g < end ? slot + 16 * g : slot;
+      keys[g] = a.keys[at / kPage] + size_t(at % kPage) * dim;
+      for (int r = 0; r < R; ++r) dots[g][r] = S::zero();
+    }
+    for (int d = 0; d < dim; ++d) {
+      F q[R];
+      for (int r = 0; r < R; ++r) q[r] = S::set1(queries[r][d]);
+      for (int g = 0; g < kGroups; ++g) {
+        const F k = S::load_f16(keys[g] + size_t(d) * 16);
+        for (int r = 0; r < R; ++r) dots[g][r] = S::fma(k, q[r], dots[g][r]);
       }
     }
-    const F* dot = dots[group];
-    for (int r = 0; r < R; ++r) {
-      F s = S::mul(dot[r], scale);
-      if (a.softcap > 0.0f) s = S::mul(tanh_lanes(S::div(s, S::set1(a.softcap))), S::set1(a.softcap));
-      float* to = a.scratch + size_t(r) * capacity + slot;
-      S::store(to, s);
-      const int position = a.positions[row + r];
-      const bool all = slot + 16 <= a.num_cached && (a.window == 0 || slot > position - a.window);
-      if (!all) {
-        for (int i = 0; i < 16; ++i) {
-          const int key = slot + i, own = key - a.num_cached;
-          const int at = own < 0 ? key : own < a.num_rows ? a.positions[own] : 0;
-          bool sees = own < 0 || (own < a.num_rows && (a.tree ? a.tree[size_t(row + r) * a.num_rows + own] != 0 : own <= row + r));
-          sees = sees && (a.window == 0 || at > position - a.window);
-          if (!sees) to[i] = hidden;
-        }
-        s = S::load(to);
-      }
-      most[r] = S::max(most[r], s);
-    }
-  }
-  float inverse[R];
-  for (int r = 0; r < R; ++r) {
-    const F top = S::set1(S::hmax(most[r]));
-    F sum = S::zero();
-    float* scores = a.scratch + size_t(r) * capacity;
-    for (int slot = begin; slot < end; slot += 16) {
-      const F e = exp_lanes(S::sub(S::load(scores + slot), top));
-      S::store(scores + slot, e);
-      sum = S::add(sum, e);
-    }
-    inverse[r] = 1.0f / S::hsum(sum);
-  }
-  for (int d = 0; d < dim; d += 64) {
-    const int lanes = dim - d < 64 ? (dim - d) / 16 : 4;
-    F acc[R][4];
-    for (int r = 0; r < R; ++r) for (int j = 0; j < 4; ++j) acc[r][j] = S::zero();
-    for (int slot = begin; slot < end; ++slot) {
-      const uint16_t* v = a.values[slot / kPage] + size_t(slot % kPage) * dim + d;
-      if (lanes == 4) {
-        const F v0 = S::load_f16(v), v1 = S::load_f16(v + 16), v2 = S::load_f16(v + 32), v3 = S::load_f16(v + 48);
-        for (int r = 0; r < R; ++r) {
-          const F p = S::set1(a.scratch[size_t(r) * capacity + slot]);
-          acc[r][0] = S::fma(v0, p, acc[r][0]);
-          acc[r][1] = S::fma(v1, p, acc[r][1]);
-          acc[r][2] = S::fma(v2, p, acc[r][2]);
-          acc[r][3] = S::fma(v3, p, acc[r][3]);
-        }
-      } else {
-        for (int j = 0; j < lanes; ++j) {
-          const F vj = S::load_f16(v + 16 * j);
-          for (int r = 0; r < R; ++r) acc[r][j] = S::fma(vj, S::set1(a.scratch[size_t(r) * capacity + slot]), acc[r][j]);
-        }
-      }
-    }
-    for (int r = 0; r < R; ++r) {
-      const F factor = S::set1(inverse[r]);
-      for (int j = 0; j < lanes; ++j) {
-        S::store(a.out + size_t(row + r) * a.out_stride + d + 16 * j, S::mul(acc[r][j], factor));
+    for (int g = 0; g < kGroups && slot + 16 * g < end; ++g) {
+      for (int r = 0; r < R; ++r) {
+        F s = S::mul(dots[g][r], scale);
+        if (a.softcap > 0.0f) s = S::mul(tanh_lanes(S::div(s, S::set1(a.softcap))), S::set1(a.softcap));
+        S::store(out + r * stride + slot + 16 * g - begin, s);
       }
     }
   }
 }
 
+// acc (R, lanes vectors) += weights of positions [begin, end) times the values in slots begin + shift ...; the value of
+// position i lies in slot slots[i] where there are `slots`.
+template <int R, int lanes>
+inline void add_values(const Attend& a, const float* weights, const int* slots, int begin, int end, int d, F (&acc)[R][4]) {
+  for (int i = begin; i < end; ++i) {
+    const int slot = slots[i];
+    const uint16_t* v = a.values[slot / kPage] + size_t(slot % kPage) * a.head_dim + d;
+    for (int j = 0; j < lanes; ++j) {
+      const F vj = S::load_f16(v + 16 * j);
+      for (int r = 0; r < R; ++r) acc[r][j] = S::fma(vj, S::set1(weights[r * kSegment + i]), acc[r][j]);
+    }
+  }
+}
+
+template <int R>
+void add_values(const Attend& a, const float* weights, const int* slots, int begin, int end, int d, float* const* outs) {
+  const int lanes = a.head_dim - d < 64 ? (a.head_dim - d) / 16 : 4;
+  F acc[R][4];
+  for (int r = 0; r < R; ++r) for (int j = 0; j < lanes; ++j) acc[r][j] = S::load(outs[r] + d + 16 * j);
+  if (lanes == 4) add_values<R, 4>(a, weights, slots, begin, end, d, acc);
+  else if (lanes == 3) add_values<R, 3>(a, weights, slots, begin, end, d, acc);
+  else if (lanes == 2) add_values<R, 2>(a, weights, slots, begin, end, d, acc);
+  else add_values<R, 1>(a, weights, slots, begin, end, d, acc);
+  for (int r = 0; r < R; ++r) for (int j = 0; j < lanes; ++j) S::store(outs[r] + d + 16 * j, acc[r][j]);
+}
+
+// R queries from number `first` on, in one segment. Everything goes by position, so that a row of a tree performs the
+// operations that it would perform in a chain: only where a key of this pass lies differs.
+template <int R>
+void attend_segment(const Attend& a, int first, int segment) {
+  const int base = segment * kSegment, cached = a.num_cached - base;   // positions count from `base` here
+  const float* queries[R];
+  float* parts[R];
+  int row[R], low[R], high[R];                              // of the positions that a query sees
+  int begin = kSegment, end = 0;
+  for (int r = 0; r < R; ++r) {
+    row[r] = a.begin_row + (first + r) / a.group;
+    queries[r] = a.queries + size_t(row[r]) * a.query_stride + size_t((first + r) % a.group) * a.head_dim;
+    parts[r] = a.parts + (size_t(first + r) * a.part_stride + segment) * part_size(a.head_dim);
+    const int last = a.positions[row[r]] - base;
+    low[r] = a.window > 0 && last - a.window + 1 > 0 ? last - a.window + 1 : 0;
+    high[r] = last + 1 < kSegment ? last + 1 : kSegment;
+    begin = low[r] < begin ? low[r] : begin;
+    end = high[r] > end ? high[r] : end;
+  }
+  begin = begin / 16 * 16;
+  if (begin >= end) return;
+  const int whole_end = (end + 15) / 16 * 16;
+  float weights[R][kSegment];
+  int slots[R][kSegment];
+  const bool moved = a.tree && end > cached;                // some keys don't lie where their positions are
+  const int in_place = !moved ? end : cached < begin ? begin : cached;
+  if (begin < in_place) score<R>(a, queries, base + begin, base + in_place, &weights[0][begin], kSegment);
+  for (int i = begin; i < in_place; ++i) slots[0][i] = base + i;
+  if (moved) {
+    const int from = a.num_cached / 16 * 16, to = a.num_cached + a.num_rows, width = (to - from + 15) / 16 * 16;
+    score<R>(a, queries, from, to, a.scratch, width);
+    for (int r = 0; r < R; ++r) {
+      int position = cached;
+      for (int other = 0; other <= row[r] && position < high[r]; ++other) {
+        if (!a.tree[size_t(row[r]) * a.num_rows + other]) continue;
+        if (position >= begin) {
+          slots[r][position] = a.num_cached + other;
+          weights[r][position] = a.scratch[r * width + a.num_cached + other - from];
+        }
+        ++position;
+      }
+    }
+  }
+  const float hidden = bits_to_float(0xff800000u);          // -inf
+  for (int r = 0; r < R; ++r) {
+    for (int i = begin; i < low[r] && i < whole_end; ++i) weights[r][i] = hidden;
+    for (int i = high[r] > begin ? high[r] : begin; i < whole_end; ++i) weights[r][i] = hidden;
+    F most = S::set1(hidden);
+    for (int i = begin; i < whole_end; i += 16) most = S::max(most, S::load(&weights[r][i]));
+    float top = S::hmax(most);
+    if (top == hidden) top = 0.0f;                          // it sees nothing here
+    const F tops = S::set1(top);
+    F sum = S::zero();
+    for (int i = begin; i < whole_end; i += 16) {
+      const F e = exp_lanes(S::sub(S::load(&weights[r][i]), tops));
+      S::store(&weights[r][i], e);
+      sum = S::add(sum, e);
+    }
+    parts[r][0] = top;
+    parts[r][1] = S::hsum(sum);
+  }
+  float* outs[R];
+  for (int r = 0; r < R; ++r) {
+    outs[r] = parts[r] + 16;
+    for (int d = 0; d < a.head_dim; d += 16) S::store(outs[r] + d, S::zero());
+  }
+  for (int d = 0; d < a.head_dim; d += 64) {
+    add_values<R>(a, &weights[0][0], slots[0], begin, in_place, d, outs);
+    for (int r = 0; moved && r < R; ++r) {
+      add_values<1>(a, weights[r], slots[r], in_place, high[r], d, &outs[r]);
+    }
+  }
+}
+
+template <int R>
+void attend_rest(const Attend& a, int first, int segment, int count) {
+  if constexpr (R > 0) {
+    if (count == R) return attend_segment<R>(a, first, segment);
+    attend_rest<R - 1>(a, first, segment, count);
+  }
+}
+
+// Fetches keys or values of a segment ahead of their use.
+inline void fetch(const Attend& a, const uint16_t* const* pages, int segment) {
+  const int num_pages = (a.num_cached + a.num_rows + kPage - 1) / kPage;
+  for (int page = segment * kSegment / kPage; page < (segment + 1) * kSegment / kPage && page < num_pages; ++page) {
+    const char* at = reinterpret_cast<const char*>(pages[page]);
+    for (int byte = 0; byte < kPage * a.head_dim * 2; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+  }
+}
+
 void attend(const Attend& a) {
-  int row = a.begin_row;
-  for (; row + kAttendRows <= a.end_row; row += kAttendRows) attend_rows<kAttendRows>(a, row);
-  for (; row < a.end_row; ++row) attend_rows<1>(a, row);
+  const int count = (a.end_row - a.begin_row) * a.group;
+  for (int segment = a.begin_segment; segment < a.end_segment; ++segment) {
+    fetch(a, a.values, segment);
+    if (segment + 1 < a.end_segment) fetch(a, a.keys, segment + 1);
+    int query = 0;
+    for (; query + kAttendQueries <= count; query += kAttendQueries) attend_segment<kAttendQueries>(a, query, segment);
+    attend_rest<kAttendQueries - 1>(a, query, segment, count - query);
+  }
+}
+
+void combine(const float* parts, int num_segments, int head_dim, float* out) {
+  const int size = part_size(head_dim);
+  float top = parts[0];
+  for (int s = 1; s < num_segments; ++s) top = parts[s * size] > top ? parts[s * size] : top;
+  float sum = 0.0f;
+  for (int d = 0; d < head_dim; d += 16) S::store(out + d, S::zero());
+  for (int s = 0; s < num_segments; ++s) {
+    const float* part = parts + s * size;
+    const F factor = exp_lanes(S::set1(part[0] - top));
+    float lanes[16];
+    S::store(lanes, factor);
+    sum += lanes[0] * part[1];
+    for (int d = 0; d < head_dim; d += 16) {
+      S::store(out + d, S::fma(S::load(part + 16 + d), factor, S::load(out + d)));
+    }
+  }
+  const F inverse = S::set1(1.0f / sum);
+  for (int d = 0; d < head_dim; d += 16) S::store(out + d, S::mul(S::load(out + d), inverse));
 }
 
 void gate(const float* g, const float* up, float* out, int n, Activation activation) {
@@ -424,7 +498,7 @@ double surplus(const float* p, const float* q, float scale, int n) {
   return sums.total();
 }
 
-constexpr Kernels kTable = {S::kName, rms_norm, quantize, matmul,      rotate,       attend,         gate,
+constexpr Kernels kTable = {S::kName, rms_norm, quantize, matmul,      rotate,       attend,         combine, gate,
                             add,      softcap,  exp_weights, sum_at_least, scale_at_least, surplus};
 
 }  // namespace
