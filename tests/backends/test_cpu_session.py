@@ -64,6 +64,14 @@ class TestCpuLlamaBf16(CpuSuite):
     pass
 
 
+class TestCpuPortable(CpuSuite):
+    name, dtype = "gemma3", "q8"
+
+    @pytest.fixture(params=INSTRUCTION_SETS[1:])
+    def session(self, folder: Path, request: pytest.FixtureRequest) -> Session:
+        return session_of(folder, self.name, dtype=self.dtype, num_threads=1, instruction_set=request.param)
+
+
 class TestCpuGemma2Q8(CpuSuite):
     name, dtype = "gemma2", "q8"
 
@@ -127,6 +135,32 @@ def test_a_row_has_the_same_bits_at_any_width_with_any_threads_and_instructions(
         session = session_of(folder, name, dtype=dtype, num_threads=threads, instruction_set=instruction_set)
         for widths in ([131], [2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 39], [64, 1, 64, 2], [1, 63, 33, 34]):
             assert np.array_equal(rows(session, text, widths), expected)
+
+
+@pytest.mark.parametrize("length", [1, 126, 127, 128, 129, 255, 257, 600])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_segments_of_positions_change_no_bit(name: str, length: int, folder: Path) -> None:
+    text = tokens(5, length + 40)
+    alone = session_of(folder, name, num_threads=1)
+    alone.max_len = 1000  # longer than these models were made for
+    expected = rows(alone, text, [1] * len(text))[length:]
+    parents = [-1, *range(39)]
+    wide = [-1, -1, 0, *range(2, 39)]  # a row beside the chain: all after it lie a slot further on
+    for threads in (1, 2):
+        session = session_of(folder, name, num_threads=threads)
+        session.max_len = 1000
+        for width in (1, 16, 17, 40):
+            seq = session.open()
+            session.extend([Feed(seq, text[:length])])
+            pieces = [text[at : min(at + width, length + 40)] for at in range(length, length + 40, width)]
+            got = [as_numpy(session.extend([Feed(seq, piece, len(piece))]).logits) for piece in pieces]
+            assert np.array_equal(np.concatenate(got), expected)
+        for tree, fed in ((parents, text[length:]), (wide, [text[length], 7, *text[length + 1 :]][:40])):
+            seq = session.open()
+            session.extend([Feed(seq, text[:length])])
+            got_tree = as_numpy(session.extend([Feed(seq, fed, 40, tree)]).logits)
+            along = got_tree if tree is parents else np.delete(got_tree, 1, axis=0)
+            assert np.array_equal(along, expected[: len(along)])
 
 
 def test_a_row_has_the_same_bits_whatever_else_is_in_the_batch(folder: Path) -> None:
