@@ -1,12 +1,14 @@
 """From names to drafters, and what models of the target's own making draft for it."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from forerun import LLM, SamplingParams
-from forerun.backends.base import Feed
+from forerun.backends.base import Feed, Scores, Session
 from forerun.backends.cpu import CpuSession
 from forerun.drafters.base import Drafter
 from forerun.drafters.build import AUTO, drafter_kind, drafter_names, names_in
@@ -99,6 +101,34 @@ def test_the_text_is_the_targets_whoever_drafts(backend: str, name: str, made: l
         assert sum(out.speculation.proposed for both in outputs for out in both) > 0
     with LLM(str(model), drafter=name, k="auto", **settings) as llm:
         assert [[out.token_ids for out in llm.generate(prompts, params)] for params in PARAMS] == expected
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "q4", "fp32"])
+def test_trees_leave_the_text_alone_on_real_models(dtype: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = "torch" if dtype == "fp32" else "cpu"
+    settings = {"backend": backend, "dtype": dtype, "device": "cpu"}
+    prompts = [[5, 6, 7, 5, 6, 7, 5], list(range(20, 31)), [9] * 70]
+    params = [*PARAMS, SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2, repetition_penalty=1.3, stop=("zz",))]
+    with LLM(str(model), drafter="none", **settings) as plain:
+        expected = [[plain.generate(prompt, own).token_ids for prompt in prompts] for own in params]
+    with LLM(str(model), drafter="layerskip:1", k=8, **settings) as llm:
+        (drafter,) = llm.drafters
+        assert isinstance(drafter, LMDrafter)
+        drafter.shape = lambda count: [-1, -1, 0, 0, 1, *range(3, count)][:count]
+        trees: list[int] = []
+        honest = type(llm.session).extend
+
+        def extend(session: Session, feeds: Sequence[Feed], **rest: Any) -> Scores:
+            trees.extend(len(feed.tokens) for feed in feeds if feed.parents is not None and session is llm.session)
+            return honest(session, feeds, **rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(type(llm.session), "extend", extend)
+        outputs = [llm.generate(prompts, own) for own in params]
+        assert [[out.token_ids for out in three] for three in outputs] == expected
+        assert max(trees) == 9
+        assert sum(out.speculation.accepted for three in outputs for out in three) > 20
+        sampled = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, seed=1)
+        assert all(out.speculation.accepted for out in llm.generate(prompts, sampled))
 
 
 def test_layers_go_evenly_and_the_outer_ones_stay() -> None:
