@@ -59,6 +59,8 @@ def test_chat_keeps_its_caches_on_a_real_net(run: Run, folder: Path) -> None:
     reason="the demo model has not been fetched",
 )
 def test_the_demo_model_answers(run: Run) -> None:
-    result = run("generate", "What is the capital of France?", "--json", "--max-tokens", "24", "--offline")
+    result = run(
+        "generate", "What is the capital of France?", "--json", "--max-tokens", "24", "--offline", "--dtype", "bf16"
+    )
     assert result.status == 0
     assert "Paris" in result.json["text"]

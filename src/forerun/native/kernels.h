@@ -70,8 +70,8 @@ struct Attend {                 // the queries of one key head, of some rows of 
   float* scratch;               // attend_scratch(num_rows) floats
 };
 
-constexpr int part_size(int head_dim) { return 16 + head_dim; }
-constexpr int attend_scratch(int num_rows) { return kAttendQueries * (num_rows + 48); }
+[[gnu::always_inline]] constexpr int part_size(int head_dim) { return 16 + head_dim; }
+[[gnu::always_inline]] constexpr int attend_scratch(int num_rows) { return kAttendQueries * (num_rows + 48); }
 
 struct Kernels {
   const char* name;
