@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from forerun.errors import RequestError
 
@@ -41,6 +41,7 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = ()  # f(token ids so far, logits (V,)) -> logits (V,); pure
     k: int | None = None  # drafts a round; None: as the engine is set
     verify: Verify | None = None  # None: as the engine is set
+    isolated: bool = False  # drafts learn nothing from this text for others, and nothing from others for this one
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -63,6 +64,7 @@ class SamplingParams:
         _check(self.seed is None or _whole(self.seed), "seed", self.seed, "a whole number")
         _check(self.logprobs is None or _whole(self.logprobs, 0, 100), "logprobs", self.logprobs, "0 to 100, or None")
         _check(self.k is None or _whole(self.k, 0, 64), "k", self.k, "a whole number from 0 to 64, or None")
+        _check(isinstance(self.isolated, bool), "isolated", self.isolated, "True or False")
         rules = ", ".join(VERIFY_RULES)
         _check(self.verify is None or self.verify in VERIFY_RULES, "verify", self.verify, f"one of {rules}")
         for token, bias in self.logit_bias.items():
@@ -143,6 +145,17 @@ class SpeculationStats:
         }
 
 
+class Decision(NamedTuple):
+    """What the controller decided for a sequence in a round, and on what grounds."""
+
+    drafter: str | None  # who was to draft; None: nobody
+    num_offered: int  # drafts that the free drafters had
+    num_drafts: int  # of the sequence
+    expected_tokens: float  # of the sequence in this round
+    seconds: float  # that the whole round was expected to take, drafting included
+    plain_seconds: float  # the same without any drafts
+
+
 @dataclass(frozen=True)
 class Output:
     """The whole answer to one request."""
@@ -173,6 +186,7 @@ class Piece:
     stats: SpeculationStats  # of this round alone
     logprobs: tuple[TokenLogprob, ...] | None = None
     output: Output | None = None  # set on the last piece
+    decision: Decision | None = None  # on the drafts of this round, where a controller decides
 
 
 def _whole(x: object, least: float = -math.inf, most: float = math.inf) -> bool:

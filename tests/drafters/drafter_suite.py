@@ -47,11 +47,11 @@ def a_text(subject: Subject, length: int, seed: int = 0) -> list[int]:
 
 def view_of(
     text: Sequence[int], *, seq: int = 0, params: SamplingParams = SETTINGS["plain"], verify: Verify = "block",
-    seed: int = 0, num_prompt: int = 3,
+    seed: int = 0, num_prompt: int = 3, branches: bool = False,
 ) -> View:  # fmt: skip
     sampler = Sampler(params, text[:num_prompt], (0,), seed=seed)
     sampler.advance(text[num_prompt:])
-    return View(seq, list(text), sampler, verify)
+    return View(seq, list(text), sampler, verify, branches)
 
 
 def tell(drafter: Drafter, text: Sequence[int], *, seq: int = 0, pieces: int = 4) -> None:
@@ -73,7 +73,7 @@ def ask(drafter: Drafter, view: View, budget: int = 5) -> Proposal:
 
 
 def same(a: Proposal, b: Proposal) -> bool:
-    if type(a) is not type(b) or list(a.tokens) != list(b.tokens):
+    if type(a) is not type(b) or list(a.tokens) != list(b.tokens) or a.parents != b.parents:
         return False
     return not isinstance(a, Drawn) or not a.tokens or np.array_equal(np.asarray(a.q_KV), np.asarray(b.q_KV))
 
@@ -222,6 +222,26 @@ def check_an_edited_text_is_followed(subject: Subject) -> None:
             assert same(ask(drafter, view_of(edited)), ask(told(subject, edited), view_of(edited)))
 
 
+def check_a_tree_is_one_and_only_where_it_may_be(subject: Subject) -> None:
+    """Parents come before their children, no two children of a node are one token, and a chain has no other parents."""
+    for params in SETTINGS.values():
+        for length in (4, 20, 50):
+            text = a_text(subject, length, seed=length)
+            drafter = told(subject, text)
+            for budget in (1, 2, 5, 16):
+                chain = ask(drafter, view_of(text, params=params), budget)
+                assert chain.parents is None or list(chain.parents) == list(range(-1, len(chain.tokens) - 1))
+                tree = ask(drafter, view_of(text, params=params, branches=True), budget)
+                assert len(tree.tokens) <= budget
+                if isinstance(tree, Drawn):
+                    continue
+                parents = range(-1, len(tree.tokens) - 1) if tree.parents is None else tree.parents
+                assert all(-1 <= parent < i for i, parent in enumerate(parents))
+                edges = list(zip(parents, tree.tokens, strict=True))
+                assert len(set(edges)) == len(edges) or not isinstance(tree, Chosen)
+                assert not isinstance(tree, Chosen) or tree.keys is None or len(tree.keys) == len(tree.tokens)
+
+
 CHECKS: list[Callable[[Subject], None]] = [
     check_proposals_are_within_budget_and_vocabulary,
     check_a_drawn_token_is_the_one_that_the_uniforms_pick_from_its_row,
@@ -232,4 +252,5 @@ CHECKS: list[Callable[[Subject], None]] = [
     check_a_fork_has_the_state_and_a_life_of_its_own,
     check_a_released_sequence_is_forgotten,
     check_an_edited_text_is_followed,
+    check_a_tree_is_one_and_only_where_it_may_be,
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
 from forerun.backends.toy import ToySession
@@ -9,6 +10,8 @@ from forerun.drafters.base import Chosen, Drafter, Drawn, Proposal, View
 from forerun.drafters.lm import LMDrafter
 from forerun.drafters.mix import MixDrafter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.recycle import RecycleDrafter
+from forerun.drafters.suffix import Past, SuffixDrafter
 from tests.drafters.drafter_suite import (
     CHECKS,
     Subject,
@@ -18,6 +21,7 @@ from tests.drafters.drafter_suite import (
     check_proposals_are_within_budget_and_vocabulary,
     check_rows_and_lengths_are_known_before_the_draw,
 )
+from tests.engine.playground import bridge, toy
 
 SIZE = 11
 
@@ -26,10 +30,29 @@ def lm(*, size: int = SIZE, order: int = 2, inner: Drafter | None = None, **limi
     return LMDrafter(ToySession.random(size, order=order, seed=4, **limits), vocab_size=SIZE, inner=inner)
 
 
+def recycle() -> RecycleDrafter:
+    table = np.random.default_rng(0).permuted(np.tile(np.arange(SIZE), (SIZE, 1)), axis=1)[:, :8]
+    table[3] = -1
+    table[5, 2:] = -1
+    return RecycleDrafter(table)
+
+
+def past() -> Past:
+    past = Past()
+    for seed in range(6):
+        past.add(np.random.default_rng(seed).integers(SIZE, size=80).tolist())
+    return past
+
+
 SUBJECTS = {
     "ngram": Subject(NgramDrafter, SIZE),
     "ngram of one size": Subject(lambda: NgramDrafter(longest=3, shortest=3, max_drafts=2), SIZE),
+    "suffix": Subject(SuffixDrafter, SIZE),
+    "suffix with a past": Subject(lambda: SuffixDrafter(past=past(), reach=2), SIZE),
+    "recycle": Subject(recycle, SIZE),
+    "free ones in a tree": Subject(lambda: MixDrafter([recycle(), SuffixDrafter(past=past()), NgramDrafter()]), SIZE),
     "lm": Subject(lm, SIZE),
+    "lm of another tokenizer": Subject(lambda: LMDrafter(bridge(toy(size=9)), vocab_size=7), 7),
     "mix": Subject(lambda: MixDrafter([lm(), NgramDrafter(longest=3, shortest=3)]), SIZE),
     "cascade": Subject(lambda: lm(inner=NgramDrafter()), SIZE),
     "lm with a wider head": Subject(lambda: lm(size=SIZE + 5), SIZE),
@@ -75,8 +98,8 @@ class CallsADrawAChoice(LMDrafter):
 class Remembers(NgramDrafter):
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Proposal]:
         for view in views:
-            if view.seq in self._texts:
-                self._texts[view.seq].extend(view.tokens)
+            index = self._texts.of(view.seq)
+            index.extend(view.tokens[index.end :])
         return super().propose(views, budgets)
 
 

@@ -97,13 +97,13 @@ def test_a_round_touches_a_few_entries_whatever_the_length_of_the_text(length: i
     text = np.random.default_rng(0).integers(50, size=length + 100).tolist()
     drafter = NgramDrafter()
     drafter.observe([Outcome(0, text[:length], 0)])
-    index = drafter._texts[0]
-    index._next = Counting(index._next)
+    index = drafter._texts.of(0)
+    index._last = Counting(index._last)
     for end in range(length + 1, length + 101):
-        before = index._next.touched
+        before = index._last.touched
         drafter.observe([Outcome(0, text[:end], end - 2)])
         ask(drafter, text[:end], 5)
-        assert index._next.touched - before <= 4 * (2 + 4 + 1)
+        assert index._last.touched - before <= 4 * (2 + 4 + 1)
 
 
 def test_a_fork_shares_nothing_that_changes() -> None:

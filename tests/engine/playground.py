@@ -5,15 +5,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from forerun.backends.base import Feed, Scores
 from forerun.backends.toy import ToySession
 from forerun.drafters.base import Chosen, Drafter, Drawn, Offer, Outcome, Proposal, Tree, View
+from forerun.drafters.bridge import BridgeSession, Translation
 from forerun.drafters.lm import LMDrafter
 from forerun.drafters.mix import MixDrafter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.recycle import NUM_SUCCESSORS, RecycleDrafter
+from forerun.drafters.suffix import Past, SuffixDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Event, Request
+from forerun.models.tokenizer import Tokenizer, TokenizerSettings
 from forerun.sampling.laws import Row, laws
 from forerun.sampling.streams import Role
 from forerun.sampling.tree import without
@@ -135,6 +143,21 @@ class Sampling(Scripted):
         return len(tokens) - 1
 
 
+def _tokenizer(tokens: Sequence[str], merges: Sequence[tuple[str, str]]) -> Tokenizer:
+    backend = Backend(BPE({token: i for i, token in enumerate(tokens)}, list(merges)))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    backend.add_special_tokens([AddedToken("<eos>", special=True)])
+    return Tokenizer(backend, TokenizerSettings(eos_ids=(len(tokens),)))
+
+
+def bridge(session: ToySession) -> BridgeSession:
+    """A model of nine tokens, of which it shares six with the target, in another order."""
+    target = _tokenizer(["a", "b", "ab", "Ã", "©", "Ġc"], [("a", "b")])
+    assert target.token_bytes == TOKEN_BYTES
+    draft = _tokenizer(["Ã", "b", "Ġ", "c", "a", "©", "Ġc", "ba"], [("Ġ", "c"), ("b", "a")])
+    return BridgeSession(session, Translation(target, draft), SIZE)
+
+
 def three_levels() -> LMDrafter:
     middle = LMDrafter(toy(order=1, seed=6), vocab_size=SIZE, inner=NgramDrafter())
     return LMDrafter(toy(order=1, seed=5), vocab_size=SIZE, inner=middle)
@@ -159,10 +182,16 @@ def everything_in_turn(tokens: Sequence[int]) -> list[int]:
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "none": lambda: None,
     "ngram": NgramDrafter,
+    "suffix": lambda: SuffixDrafter(past=Past(), reach=2),
+    "recycle": lambda: RecycleDrafter(np.full((SIZE, NUM_SUCCESSORS), -1)),
     "lm": lambda: LMDrafter(toy(order=1, seed=5), vocab_size=SIZE),
     "lm that is the target": lambda: LMDrafter(toy(), vocab_size=SIZE),
     "lm with a wider head": lambda: LMDrafter(toy(order=1, seed=5, size=SIZE + 3), vocab_size=SIZE),
     "lm with a short context": lambda: LMDrafter(toy(order=1, seed=5, max_len=9), vocab_size=SIZE),
+    "lm of another tokenizer": lambda: LMDrafter(bridge(toy(order=1, seed=5, size=9)), vocab_size=SIZE),
+    "cascade over another tokenizer": lambda: LMDrafter(
+        bridge(toy(order=1, seed=5, size=9)), vocab_size=SIZE, inner=NgramDrafter()
+    ),
     "cascade": lambda: LMDrafter(toy(order=1, seed=5), vocab_size=SIZE, inner=NgramDrafter()),
     "cascade of three": lambda: three_levels(),
     "lm in a tree": lambda: in_a_tree(LMDrafter(toy(order=1, seed=5), vocab_size=SIZE)),
@@ -247,14 +276,16 @@ def check_caches(engine: Engine) -> None:
     assert not caches, "a handle that nobody holds"
     for drafter in engine.drafters:
         if isinstance(drafter, LMDrafter):
-            assert set(drafter._handles.values()) == set(drafter.session.caches)
+            session = drafter.session
+            caches = session._texts if isinstance(session, BridgeSession) else session.caches
+            assert set(drafter._handles.values()) == set(caches)
             known = {sequence.id for sequence in engine._scheduler.running} | set(engine._parked)
             assert set(drafter._handles) <= known
             for seq, handle in drafter._handles.items():
-                assert drafter.session.caches[handle] == drafter._fed[seq]
+                assert caches[handle] == drafter._fed[seq]
 
 
 __all__ = [
     "DRAFTERS", "EOS", "SIZE", "TOKEN_BYTES", "CheckedSession", "Chosen", "Drawn", "Result", "Scripted",
-    "check_caches", "engine_of", "everything_in_turn", "run", "toy",
+    "bridge", "check_caches", "engine_of", "everything_in_turn", "run", "toy",
 ]  # fmt: skip

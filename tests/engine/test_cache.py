@@ -80,7 +80,7 @@ def test_caches_are_right_after_every_step_of_a_random_life(drafter: str, seed: 
         engine.release(request_id)
     assert not session.caches
     for left in engine.drafters:
-        assert not isinstance(left, LMDrafter) or not left.session.caches
+        assert not isinstance(left, LMDrafter) or not left._handles
     assert len(finished) > 15
     for request, result in finished:
         fresh = engine_of(DRAFTERS[drafter]())

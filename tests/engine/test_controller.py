@@ -99,6 +99,40 @@ def test_a_dear_draft_model_is_only_probed_and_a_cheap_one_is_used() -> None:
         assert least <= result.stats.proposed <= most
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_with_second_guesses_makes_trees_and_a_sure_one_chains(temperature: float) -> None:
+    """Where rows cost next to nothing a tree pays; where each costs a good part of a pass it doesn't."""
+    found = {}
+    for costs in (FLAT, STEEP):
+        model = LMDrafter(toy(order=1, seed=5), vocab_size=SIZE)
+        policy = Controller([model], costs, draft_costs={"lm": CHEAP_MODEL})
+        engine = engine_with(policy)
+        requests = [Request((1,), SamplingParams(temperature=temperature, max_tokens=600, ignore_eos=True), seed=1)]
+        engine.add(requests[0])
+        trees, tokens = 0, []
+        while engine.has_work:
+            (event,) = engine.step()
+            tokens += event.tokens
+            trees += event.stats.proposed > len(event.stats.reached_by_position) + 8
+        found[costs] = trees
+        if temperature == 0.0:
+            (plain,) = run(engine_of(), requests)
+            assert [token.token_id for token in tokens] == plain.token_ids
+    assert found[FLAT] > 30
+    assert found[STEEP] == 0
+
+
+def test_the_chances_of_later_ranks_are_learned_apart() -> None:
+    text = written(400)
+    model = LMDrafter(toy(), vocab_size=SIZE)  # always right at the first rank
+    policy = Controller([model], FLAT, draft_costs={"lm": CHEAP_MODEL})
+    engine = engine_with(policy)
+    (result,) = run(engine, [Request((1,), SamplingParams(max_tokens=399, ignore_eos=True))])
+    assert [1, *result.token_ids] == text[:400]
+    assert result.stats.tokens_per_round > 8
+    assert policy.estimates.chance(("lm", 0, 0)) > 0.95
+
+
 def test_it_takes_the_drafter_that_is_right() -> None:
     text = written()
     right, wrong = Oracle(text, range(0)), Oracle(text, range(1000))
@@ -149,7 +183,14 @@ def test_events_say_who_drafted_and_what_was_expected() -> None:
     engine.add(Request((1,), SamplingParams(max_tokens=59, ignore_eos=True)))
     events = [event for _ in range(8) for event in engine.step()]
     assert {event.drafter for event in events[2:] if event.stats.proposed} == {"oracle"}
-    assert all(event.expected is not None and event.expected >= 1.0 for event in events)
+    for event in events:
+        decision = event.decision
+        assert decision is not None
+        assert decision.drafter == event.drafter
+        assert decision.num_drafts == event.stats.proposed <= decision.num_offered
+        assert decision.expected_tokens >= 1.0
+        assert decision.seconds >= decision.plain_seconds > 0
+        assert (decision.seconds == decision.plain_seconds) == (decision.num_drafts == 0)
 
 
 def test_what_earlier_requests_taught_is_known_to_later_ones() -> None:

@@ -16,10 +16,23 @@ from forerun.backends.toy import ToySession
 from forerun.drafters.lm import LMDrafter
 from forerun.drafters.mix import MixDrafter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.recycle import NUM_SUCCESSORS, RecycleDrafter
+from forerun.drafters.suffix import Past, SuffixDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Request
 from forerun.types import SamplingParams
-from tests.engine.playground import DRAFTERS, EOS, SIZE, TOKEN_BYTES, CheckedSession, engine_of, in_a_tree, run, toy
+from tests.engine.playground import (
+    DRAFTERS,
+    EOS,
+    SIZE,
+    TOKEN_BYTES,
+    CheckedSession,
+    bridge,
+    engine_of,
+    in_a_tree,
+    run,
+    toy,
+)
 from tests.reference import next_law
 
 PROMPTS = [(1,), (3, 0, 2), (0, 5, 1, 1, 2, 4)]
@@ -102,6 +115,9 @@ VIEWS: list[Callable[[Answer], object]] = [
 DRAFTERS_HERE = {
     "lm": lambda: LMDrafter(near_the_target(), vocab_size=SIZE),
     "ngram": NgramDrafter,
+    "suffix": lambda: SuffixDrafter(past=Past(memory=1 << 17), reach=3),
+    "recycle": lambda: RecycleDrafter(np.full((SIZE, NUM_SUCCESSORS), -1)),
+    "lm of another tokenizer": lambda: LMDrafter(bridge(toy(order=1, seed=5, size=9)), vocab_size=SIZE),
     "cascade of three": lambda: three_levels(),
     "lm in a tree": lambda: in_a_tree(LMDrafter(near_the_target(), vocab_size=SIZE)),
     "mix": lambda: MixDrafter([NgramDrafter(), *(LMDrafter(near_the_target(i), vocab_size=SIZE) for i in (1, 2))]),

@@ -110,7 +110,7 @@ def test_streams_of_one_seed_and_seeds_of_one_stream_differ() -> None:
     assert len({result.outcome for result in run(engine_of(DRAFTERS["lm"]()), again)}) == 1
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "scripted", "branching"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "recycle", "scripted", "branching"])
 @pytest.mark.parametrize("k", [1, 3, 64])
 def test_sampled_text_is_that_of_plain_decoding_where_drafts_are_chosen(drafter: str, k: int) -> None:
     """The target's choice at a place depends on the text before it and on a draw keyed by the place."""

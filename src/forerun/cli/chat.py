@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +36,21 @@ def chat(*, template: TemplateOptions, model: ModelOptions, sampling: SamplingOp
 
         llm = LLM(config, progress=progress)
     dialogue = Dialogue(llm, params, template.system, template_args, Writer(sys.stdout, color=color))
-    if sys.stdin.isatty():
-        note(_greeting(llm, perf_counter() - started))
-        if color:
-            note(legend())
-        _talk(dialogue, show_stats=show.stats)
-        return
-    status = 0
-    for line in sys.stdin:
-        try:
-            if line.strip() and not dialogue.take(line.rstrip("\r\n"), show_stats=show.stats):
-                break
-        except ForerunError as error:  # the turn fails, the next ones go on
-            note(f"forerun: error: {error}")
-            status = 2 if isinstance(error, UserError) else 1
+    with closing(llm):
+        if sys.stdin.isatty():
+            note(_greeting(llm, perf_counter() - started))
+            if color:
+                note(legend())
+            _talk(dialogue, show_stats=show.stats)
+            return
+        status = 0
+        for line in sys.stdin:
+            try:
+                if line.strip() and not dialogue.take(line.rstrip("\r\n"), show_stats=show.stats):
+                    break
+            except ForerunError as error:  # the turn fails, the next ones go on
+                note(f"forerun: error: {error}")
+                status = 2 if isinstance(error, UserError) else 1
     raise typer.Exit(status)
 
 

@@ -72,7 +72,9 @@ def generate(
         from forerun.cli.batch import answer_all
 
         requests = read_requests(prompts, params, raw=raw)
-        answer_all(requests, encoding, *_load(config, started))
+        llm, load_s = _load(config, started)
+        with closing(llm):
+            answer_all(requests, encoding, llm, load_s)
         return
     text = read_prompt(prompt)
     if record:
@@ -80,20 +82,21 @@ def generate(
 
         check_folder(record)
     llm, load_s = _load(config, started)
-    ids = encoding.encode(llm, text)
-    params = fix_seed(params)
-    if color and (sys.stderr.isatty() or show.color == "always"):
-        note(legend())
-    if compare:
-        from forerun.cli.compare import compare_runs
+    with closing(llm):
+        ids = encoding.encode(llm, text)
+        params = fix_seed(params)
+        if color and (sys.stderr.isatty() or show.color == "always"):
+            note(legend())
+        if compare:
+            from forerun.cli.compare import compare_runs
 
-        compare_runs(llm, ids, params, color=color, as_json=as_json, load_s=load_s)
-        return
-    writer = Writer(sys.stdout, color=color)
-    if as_json:
-        writer = Writer(sys.stderr, color=use_color(show.color, sys.stderr)) if sys.stderr.isatty() else Silence()
-    with closing(_open_record(record, llm, text, ids, params)) if record else nullcontext() as recorder:
-        _answer(llm, ids, params, writer, recorder, load_s, as_json=as_json, stats=show.stats)
+            compare_runs(llm, ids, params, color=color, as_json=as_json, load_s=load_s)
+            return
+        writer = Writer(sys.stdout, color=color)
+        if as_json:
+            writer = Writer(sys.stderr, color=use_color(show.color, sys.stderr)) if sys.stderr.isatty() else Silence()
+        with closing(_open_record(record, llm, text, ids, params)) if record else nullcontext() as recorder:
+            _answer(llm, ids, params, writer, recorder, load_s, as_json=as_json, stats=show.stats)
 
 
 def _check_combination(

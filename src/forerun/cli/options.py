@@ -18,7 +18,10 @@ from forerun.types import VERIFY_RULES, SamplingParams
 _CONFIG = Config(target="")
 _PARAMS = SamplingParams()
 # the kinds that are there, without importing them
-DRAFTER_USAGE = "auto, none, ngram, lm:MODEL, layerskip:N, quant:q4, cascade:lm:MODEL+ngram, mix:A+B"
+DRAFTER_USAGE = (
+    "auto, none, ngram, suffix[:isolated|FILE], recycle, lm:MODEL, layerskip:N, quant:q4, cascade:lm:MODEL+ngram, "
+    "mix:A+B"
+)
 MODEL, SAMPLING, PROMPT, OUTPUT = "Model", "Sampling", "Prompt", "Output"
 
 
@@ -94,6 +97,9 @@ class SamplingOptions:
     ] = None
     seed: Annotated[int | None, option(SAMPLING, "Default: a fresh one, which is shown.", metavar="N")] = _PARAMS.seed
     ignore_eos: Annotated[bool, option(SAMPLING, "Write on after an end token.", "--ignore-eos")] = _PARAMS.ignore_eos
+    isolated: Annotated[
+        bool, option(SAMPLING, "Drafts learn nothing from this text for others, nor from others for it.", "--isolated")
+    ] = _PARAMS.isolated
 
     def params(self, **more: Any) -> SamplingParams:
         """Raises RequestError or OptionError; `more` are further fields of SamplingParams."""

@@ -97,6 +97,7 @@ class Outcome(NamedTuple):
     tokens: Sequence[int]
     start: int
     verified: Verified | None = None  # where the drafter asks for it, and the sequence has written
+    num_prompt: int | None = None  # of `tokens`, how many were given; None: nothing of it is for other texts' drafts
 
 
 class Drafter(Protocol):

@@ -9,10 +9,13 @@ from typing import Protocol
 
 from forerun.backends.base import Feed, Session
 from forerun.drafters.base import Drafter
+from forerun.drafters.bridge import BridgeSession, Translation
 from forerun.drafters.layerskip import CALIBRATION_TEXT, best_layers, kept_layers
 from forerun.drafters.lm import LMDrafter
 from forerun.drafters.mix import MixDrafter
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.recycle import RecycleDrafter, successors
+from forerun.drafters.suffix import Past, SuffixDrafter
 from forerun.errors import OptionError
 from forerun.models.weights import Checkpoint
 
@@ -30,6 +33,7 @@ class Parts:
     target: Checkpoint
     session: Session  # the target's
     open_model: OpenModel
+    open_past: Callable[[str | None], Past] = field(default=lambda _file: Past())  # of the file of that name, if any
     argument: str = ""  # what follows the colon in its name
     inner: Drafter | None = None  # of a cascade: what drafts for this one
 
@@ -38,25 +42,38 @@ class Parts:
 class Kind:
     """A kind of drafter."""
 
-    usage: str
+    usage: str  # with a colon where it takes an argument, in brackets where that may be left out
     build: Callable[[Parts], Drafter | None]
     is_model: bool = False  # may have an inner drafter
     parts: Callable[[str], Sequence[str]] = field(default=lambda _argument: ())  # names in its argument
 
+    def takes(self, argument: str) -> bool:
+        return "[:" in self.usage or bool(argument) == (":" in self.usage)
+
 
 def _ngram(parts: Parts) -> Drafter:
+    return NgramDrafter(reach=_reach(parts))
+
+
+def _reach(parts: Parts) -> int:
     flat = getattr(parts.session, "backend", "") == "torch"  # there a pass over 9 rows costs little more than over 1
-    return NgramDrafter(reach=2 if flat else 1)
+    return 2 if flat else 1
+
+
+def _suffix(parts: Parts) -> Drafter:
+    past = None if parts.argument == "isolated" else parts.open_past(parts.argument or None)
+    return SuffixDrafter(past=past, reach=_reach(parts))
+
+
+def _recycle(parts: Parts) -> Drafter:
+    return RecycleDrafter(successors(parts.target.tokenizer.fingerprint, parts.session.vocab_size))
 
 
 def _lm(parts: Parts) -> Drafter:
     draft, session = parts.open_model(parts.argument)
-    difference = draft.tokenizer.same_vocabulary(parts.target.tokenizer)
-    if difference:
-        raise OptionError(
-            f"the draft model {parts.argument} has another tokenizer than the target: {difference}; "
-            "take a draft model of the same family"
-        )
+    if draft.tokenizer.same_vocabulary(parts.target.tokenizer):  # there is a difference
+        translation = Translation(parts.target.tokenizer, draft.tokenizer)
+        session = BridgeSession(session, translation, parts.session.vocab_size)
     return LMDrafter(session, vocab_size=parts.session.vocab_size, inner=parts.inner)
 
 
@@ -127,6 +144,8 @@ def names_in(argument: str) -> list[str]:
 DRAFTERS: dict[str, Kind] = {
     "none": Kind("none", lambda _parts: None),
     "ngram": Kind("ngram", _ngram),
+    "suffix": Kind("suffix[:isolated|FILE]", _suffix),
+    "recycle": Kind("recycle", _recycle),
     "lm": Kind("lm:MODEL", _lm, is_model=True),
     "layerskip": Kind("layerskip:N", _layerskip, is_model=True),
     "quant": Kind("quant:q4", _quant, is_model=True),
@@ -150,7 +169,7 @@ def drafter_kind(name: str) -> tuple[Kind, str]:
     """Return the kind that a name such as `lm:MODEL` asks for, and its argument. Raises OptionError."""
     kind_name, colon, argument = name.partition(":")
     kind = DRAFTERS.get(kind_name)
-    if kind is None or bool(argument) != (":" in kind.usage) or bool(colon) != bool(argument):
+    if kind is None or bool(colon) != bool(argument) or not kind.takes(argument):
         usages = ", ".join(["auto", *(kind.usage for kind in DRAFTERS.values())])
         raise OptionError(f"drafter is {name!r}; expected one of {usages}")
     names = kind.parts(argument)

@@ -11,23 +11,28 @@ over all sequences together: one budget, spent on the worthiest drafts first. Dr
 be trimmed like that after they are known, and the guesses of several drafters merged into one tree. Of a draft model
 the number of drafts is settled before it draws the first one, from past rounds alone.
 
+A draft model may draft a chain or, for a single sequence, the tree that its measured chances make the best one.
+
 Drafts that were trimmed away are compared with what was written all the same, so that nothing has to be tried to be
 learnt about, except a draft model that doesn't pay: it is probed now and then.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from forerun.drafters.base import NOTHING, Chosen, Drafter, Outcome, Proposal
+from forerun.backends.base import depths
+from forerun.drafters.base import Chosen, Drafter, Outcome, Proposal
+from forerun.drafters.shapes import Shape, best_shape
 from forerun.engine.costs import Clock, CostTable
 from forerun.engine.policy import Guess, Report, ask
 from forerun.engine.sequence import Work
-from forerun.types import SamplingParams
+from forerun.types import Decision, SamplingParams
 
 _FADE = 0.995  # of counts, each time a draft of a key is judged
 _SURE = 0.98  # no draft is taken to be surer than this
 _FIRST_GUESS = 0.5  # chance of a draft of which nothing is known
+_RANK_FADE = 0.3  # the same, from one rank to the next
 _PRIOR = 3.0  # how many drafts the mean of its drafter counts for in a key's chance
 _OWN_PRIOR = 4.0  # how many expected acceptances it takes to move a sequence off the mean of all
 _OWN_FADE = 0.95
@@ -36,7 +41,13 @@ _PROBE_ROUNDS = 64  # a draft model that doesn't pay is tried once in so many ro
 _MAX_MODEL_DRAFTS = 16
 _SLEEPS = ((4, 4), (32, 8))  # after so many rounds without a draft, drafters are asked once in so many
 
-Key = tuple[str, int, Hashable]
+_MAX_TREE = 24  # drafts
+_TREE_DEPTHS = 6
+_TREE_RANKS = 4
+_TREE_ROUNDS = 32  # the best tree of a draft model is looked for once in so many
+
+Name = str | tuple[str, int]  # a drafter; its drafts of a later rank
+Key = tuple[Name, int, Hashable]
 
 
 class Estimates:
@@ -44,12 +55,13 @@ class Estimates:
 
     def __init__(self) -> None:
         self._counts: dict[Key, list[float]] = {}  # key -> accepted, judged
-        self._totals: dict[tuple[str, int], list[float]] = {}
+        self._totals: dict[tuple[Name, int], list[float]] = {}
 
     def chance(self, key: Key) -> float:
         """Return the chance of a draft, given that those before it stand."""
         total = self._totals.get(key[:2])
-        mean = (total[0] + _FIRST_GUESS) / (total[1] + 1.0) if total else _FIRST_GUESS
+        first = _FIRST_GUESS if isinstance(key[0], str) else _FIRST_GUESS * _RANK_FADE ** key[0][1]
+        mean = (total[0] + first) / (total[1] + 1.0) if total else first
         counts = self._counts.get(key)
         if counts is None:
             return mean
@@ -80,12 +92,23 @@ class Candidate(NamedTuple):
 class _Own:
     """What is known of one sequence."""
 
-    luck: dict[str, list[float]] = field(default_factory=dict)  # drafter -> accepted, expected
+    luck: dict[Name, list[float]] = field(default_factory=dict)  # drafter -> accepted, expected
+    trees: dict[str, tuple[int, Shape | None]] = field(default_factory=dict)  # draft model -> round, its best tree
     idle: int = 0  # rounds since a draft was made
     candidates: list[Candidate] = field(default_factory=list)  # of this round
     written: int = 0  # tokens when they were offered
     mood: int = 0
     is_awake: bool = False
+
+
+class _Plan(NamedTuple):
+    """What a draft model is to do in a round."""
+
+    model: Drafter
+    depth: int
+    expected: dict[int, float]  # tokens, by the place of a sequence
+    seconds: float  # of drafting
+    parents: list[int] | None = None  # of a tree
 
 
 class Controller:
@@ -120,6 +143,7 @@ class Controller:
         self._clock = clock
         self._overhead = 0.05 * costs(1)
         self._began = self._predicted = 0.0
+        self._slowness: dict[str, float] = {}  # seconds that a draft model took over those that were expected
 
     def num_top(self, seq: int) -> int:
         own = self._own.get(seq)
@@ -135,20 +159,33 @@ class Controller:
         worths = [self._worths(own, candidates) for own, candidates in zip(owns, offered, strict=True)]
         length = sum(len(request.tokens) for request in requests) / max(1, len(requests))
         chosen, rate = self._spend(works, worths, num_rows, length)
-        model, depth = self._model_that_beats(rate, works, owns, num_rows, length)
-        if model is not None:
-            guesses = self._ask_model(model, depth, works, rate, num_rows, length)
+        plan = self._model_that_beats(rate, works, owns, num_rows, length, branches=branches)
+        if plan is not None:
+            guesses = self._ask_model(plan, works, rate, num_rows, length)
+            expected = [plan.expected.get(i, 1.0) for i in range(len(works))]
         else:
-            guesses = [
-                _guess(candidates, worth, kept) for candidates, worth, kept in zip(offered, worths, chosen, strict=True)
-            ]
-        total = num_rows
+            guesses = [_guess(candidates, kept) for candidates, kept in zip(offered, chosen, strict=True)]
+            expected = [1.0 + sum(own[i] for i in kept) for own, kept in zip(worths, chosen, strict=True)]
+        num_drafts = 0
         for request, own, candidates, guess in zip(requests, owns, offered, guesses, strict=True):
             own.candidates, own.written, own.mood = candidates, len(request.tokens), _mood(request.params)
             own.idle = 0 if guess.proposal.tokens else own.idle + 1
-            total += len(guess.proposal.tokens)
-        self._predicted = self._seconds(works, num_rows, total - num_rows, length)
-        return guesses
+            num_drafts += len(guess.proposal.tokens)
+        self._predicted = self._seconds(works, num_rows, num_drafts, length) + (plan.seconds if plan else 0.0)
+        plain = self._seconds(works, num_rows, 0, length)
+        return [
+            guess._replace(
+                decision=Decision(
+                    plan.model.name if plan else guess.drafter,
+                    len(candidates),
+                    len(guess.proposal.tokens),
+                    tokens,
+                    self._predicted,
+                    plain,
+                )
+            )
+            for guess, candidates, tokens in zip(guesses, offered, expected, strict=True)
+        ]
 
     def observe(self, outcomes: Sequence[Outcome], reports: Sequence[Report]) -> None:
         for drafter in self.drafters:
@@ -255,50 +292,108 @@ class Controller:
         return self._costs(num_rows + num_drafts, length) + each * num_drafts + self._overhead
 
     def _model_that_beats(
-        self, rate: float, works: Sequence[Work], owns: Sequence[_Own], num_rows: int, length: float
-    ) -> tuple[Drafter | None, int]:
-        """Return the draft model that promises more tokens per second than `rate`, and its number of drafts.
+        self,
+        rate: float,
+        works: Sequence[Work],
+        owns: Sequence[_Own],
+        num_rows: int,
+        length: float,
+        *,
+        branches: bool,
+    ) -> _Plan | None:
+        """Return what the draft model should do that promises the most tokens per second, if that is above `rate`.
 
         One that doesn't is probed with a single draft now and then.
         """
-        best: tuple[Drafter | None, int] = (None, 0)
-        able = [(work, own) for work, own in zip(works, owns, strict=True) if work.k > 0]
+        best: _Plan | None = None
+        able = [i for i, work in enumerate(works) if work.k > 0]
         if not able:
             return best
         for drafter in self._models:
-            cost = self._draft_costs[drafter.name]
             tokens, drafting = float(len(works)), 0.0
-            reach = [1.0] * len(able)
+            expected, reach = dict.fromkeys(able, 1.0), dict.fromkeys(able, 1.0)
             for depth in range(1, min(_MAX_MODEL_DRAFTS, drafter.max_drafts) + 1):
-                live = [i for i, (work, _own) in enumerate(able) if work.k >= depth]
+                live = [i for i in able if works[i].k >= depth]
                 if not live:
                     break
                 for i in live:
-                    work, own = able[i]
-                    reach[i] *= self._chance(own, (drafter.name, _mood(work.sequence.params), depth - 1))
+                    key = (drafter.name, _mood(works[i].sequence.params), depth - 1)
+                    reach[i] *= self._chance(owns[i], key)
+                    expected[i] += reach[i]
                     tokens += reach[i]
-                drafting += cost(len(live), length)
-                num_drafts = sum(min(depth, work.k) for work, _own in able)
+                drafting += self._drafting_seconds(drafter, len(live), length)
+                num_drafts = sum(min(depth, works[i].k) for i in able)
                 promised = tokens / (self._seconds(works, num_rows, num_drafts, length) + drafting)
                 if promised > rate:
-                    best, rate = (drafter, depth), promised
-        if best[0] is None and self._models and self._round % _PROBE_ROUNDS == 0:
-            return self._models[self._round // _PROBE_ROUNDS % len(self._models)], 1
+                    best, rate = _Plan(drafter, depth, dict(expected), drafting), promised
+            if branches and len(works) == 1 and hasattr(drafter, "shape"):
+                shape = self._best_tree(drafter, works, owns[0], num_rows, length)
+                if shape is not None:
+                    drafting = self._tree_seconds(drafter, shape, length)
+                    seconds = self._seconds(works, num_rows, len(shape.parents), length) + drafting
+                    if (1.0 + shape.expected) / seconds > rate:
+                        rate = (1.0 + shape.expected) / seconds
+                        best = _Plan(drafter, len(shape.parents), {0: 1.0 + shape.expected}, drafting, shape.parents)
+        if best is None and self._models and self._round % _PROBE_ROUNDS == 0:
+            model = self._models[self._round // _PROBE_ROUNDS % len(self._models)]
+            drafting = self._drafting_seconds(model, len(able), length)
+            return _Plan(model, 1, dict.fromkeys(able, 1.0 + _FIRST_GUESS), drafting)
         return best
 
-    def _ask_model(
-        self, model: Drafter, depth: int, works: Sequence[Work], rate: float, num_rows: int, length: float
-    ) -> list[Guess]:
-        """Let a draft model draft. It stops early where the shape of its law promises less than a draft costs."""
+    def _drafting_seconds(self, model: Drafter, num_rows: int, length: float) -> float:
+        return self._draft_costs[model.name](num_rows, length) * self._slowness.get(model.name, 1.0)
+
+    def _tree_seconds(self, model: Drafter, shape: Shape, length: float) -> float:
+        """Return what it takes to draft a tree: a pass for each depth, over all drafts so far."""
+        depth_of = depths(shape.parents)
+        so_far = [sum(depth < level for depth in depth_of) for level in range(max(depth_of) + 1)]
+        return sum(self._drafting_seconds(model, max(1, count), length) for count in so_far)
+
+    def _best_tree(
+        self, model: Drafter, works: Sequence[Work], own: _Own, num_rows: int, length: float
+    ) -> Shape | None:
+        """Return the tree that promises most by the chances of past rounds, for the only sequence; None for a chain."""
+        found = own.trees.get(model.name)
+        if found is not None and self._round - found[0] < _TREE_ROUNDS:
+            return found[1]
+        mood = _mood(works[0].sequence.params)
+        chances_DR = [
+            [self._chance(own, _rank_key(model.name, mood, depth, rank)) for rank in range(_TREE_RANKS)]
+            for depth in range(min(_TREE_DEPTHS, works[0].k))
+        ]
+        best, most = None, 0.0
+        for depth in range(1, len(chances_DR) + 1):
+            whole = best_shape(chances_DR[:depth], min(_MAX_TREE, works[0].k))
+            for count in range(1, len(whole.parents) + 1):
+                shape = Shape(whole.parents[:count], whole.ranks[:count], whole.worths[:count])
+                drafting = self._tree_seconds(model, shape, length)
+                rate = (1.0 + shape.expected) / (self._seconds(works, num_rows, count, length) + drafting)
+                if rate > most:
+                    best, most = shape, rate
+        if best is not None and not any(best.ranks):
+            best = None
+        own.trees[model.name] = (self._round, best)
+        return best
+
+    def _ask_model(self, plan: _Plan, works: Sequence[Work], rate: float, num_rows: int, length: float) -> list[Guess]:
+        """Let a draft model draft. A chain stops early where the shape of its law promises less than a draft costs."""
+        model = plan.model
         if hasattr(model, "stop_below"):
             row = self._costs(num_rows + 2, length) - self._costs(num_rows + 1, length)
-            model.stop_below = min(0.9, rate * (self._draft_costs[model.name](1, length) + row) / max(1, len(works)))
+            model.stop_below = min(0.9, rate * (self._drafting_seconds(model, 1, length) + row) / max(1, len(works)))
+        if hasattr(model, "shape"):
+            model.shape = None if plan.parents is None else _shape_of(plan.parents)
         asked = [i for i, work in enumerate(works) if work.k > 0]
-        views = [works[i].sequence.view() for i in asked]
+        views = [works[i].sequence.view(branches=plan.parents is not None) for i in asked]
         guesses = [Guess()] * len(works)
-        proposals = ask(model, views, [min(depth, works[i].k) for i in asked])
+        start = self._clock() if self._clock else 0.0
+        proposals = ask(model, views, [min(plan.depth, works[i].k) for i in asked])
         for i, proposal in zip(asked, proposals, strict=True):
             guesses[i] = Guess(proposal, model.name if proposal.tokens else None)
+        if self._clock and all(len(p.tokens) == plan.depth for p in proposals):  # it did what was planned
+            slowness = self._slowness.get(model.name, 1.0)
+            measured = min(max((self._clock() - start) / max(plan.seconds, 1e-9) * slowness, 0.25), 4.0)
+            self._slowness[model.name] = slowness + 0.1 * (measured - slowness)
         return guesses
 
     def _learn(self, own: _Own, text: Sequence[int], report: Report) -> None:
@@ -325,15 +420,30 @@ class Controller:
         name, proposal = report.guess.drafter, report.guess.proposal
         if name not in self._draft_costs:
             return
-        mood = own.mood
-        for depth in range(min(len(report.path) + 1, len(proposal.tokens))):
-            self._count(own, (name, mood, depth), depth < len(report.path))
+        assert name is not None
+        children: dict[int, list[int]] = {}
+        for i in range(len(proposal.tokens)):
+            children.setdefault(i - 1 if proposal.parents is None else proposal.parents[i], []).append(i)
+        node = -1
+        for depth, kept in enumerate([*report.path, None]):
+            for rank, child in enumerate(children.get(node, ())):
+                self._count(own, _rank_key(name, own.mood, depth, rank), child == kept)
+            node = len(proposal.tokens) if kept is None else kept
 
     def _count(self, own: _Own, key: Key, accepted: bool) -> None:
         luck = own.luck.setdefault(key[0], [0.0, 0.0])
         luck[0] = luck[0] * _OWN_FADE + accepted
         luck[1] = luck[1] * _OWN_FADE + self.estimates.chance(key)
         self.estimates.learn(key, accepted)
+
+
+def _rank_key(name: str, mood: int, depth: int, rank: int) -> Key:
+    """Return the key of a draft model's draft: of those that compete for a place, the one that comes `rank`-th."""
+    return (name, mood, depth) if rank == 0 else ((name, rank), mood, min(depth, 2))
+
+
+def _shape_of(parents: Sequence[int]) -> Callable[[int], Sequence[int]]:
+    return lambda count: parents[:count]
 
 
 def _is_awake(own: _Own) -> bool:
@@ -349,16 +459,15 @@ def _mood(params: SamplingParams) -> int:
     return 0 if params.temperature == 0.0 else 1 + min(3, int(params.temperature * 2))
 
 
-def _guess(candidates: Sequence[Candidate], worths: Sequence[float], kept: Sequence[int]) -> Guess:
+def _guess(candidates: Sequence[Candidate], kept: Sequence[int]) -> Guess:
     """Return the tree of those candidates that are kept; a chain as one."""
-    expected = 1.0 + sum(worths[i] for i in kept)
     if not kept:
-        return Guess(NOTHING, None, expected)
+        return Guess()
     order = sorted(kept)
     place = {candidate: i for i, candidate in enumerate(order)}
     place[-1] = -1
     parents = [place[candidates[i].parent] for i in order]
     tokens = [candidates[i].token for i in order]
     is_chain = parents == list(range(-1, len(parents) - 1))
-    names = dict.fromkeys(candidates[i].origins[0][0] for i in order)
-    return Guess(Chosen(tokens, None if is_chain else parents), "+".join(names), expected)
+    names = dict.fromkeys(str(candidates[i].origins[0][0]) for i in order)
+    return Guess(Chosen(tokens, None if is_chain else parents), "+".join(names))

@@ -146,7 +146,8 @@ class Engine:
                 continue
             start, verified = work.sequence.num_cached, self._verified(work.sequence, guess, logits[rows])
             events.append(self._commit(work, guess, judgement))
-            outcomes.append(Outcome(work.sequence.id, work.sequence.tokens, start, verified))
+            num_prompt = None if work.sequence.params.isolated else work.sequence.num_prompt
+            outcomes.append(Outcome(work.sequence.id, work.sequence.tokens, start, verified, num_prompt))
             reports.append(Report(work.sequence.id, guess, judgement.path))
         if self.drafters:
             with self._span("draft"):
@@ -168,6 +169,12 @@ class Engine:
         """Forget a kept sequence."""
         handle, _tokens = self._parked.pop(request_id)
         self._forget(request_id, handle)
+
+    def release_kept(self) -> None:
+        """Forget all kept sequences that no request waits for."""
+        for request_id in list(self._parked):
+            if all(sequence.id != request_id for sequence in self._scheduler.waiting):
+                self.release(request_id)
 
     def _admit(self) -> list[Sequence]:
         """Start waiting requests; where kept sequences stand in the way of all, the oldest of them is given up.
@@ -238,7 +245,7 @@ class Engine:
         logprobs = None if judgement.logprobs is None else tuple(judgement.logprobs[: len(tokens)])
         stats = _round_stats(len(proposal.tokens), len(path), len(tokens), fell=fell)
         return Event(
-            sequence.id, traces, logprobs, stats, cut.finish_reason, guess.drafter, guess.expected, cut.text_end
+            sequence.id, traces, logprobs, stats, cut.finish_reason, guess.drafter, guess.decision, cut.text_end
         )
 
     def _end(self, sequence: Sequence, event: Event) -> Event:

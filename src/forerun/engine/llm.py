@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, overload
@@ -16,6 +17,7 @@ from forerun.backends.open import open_session
 from forerun.config import Config, available_cores, processor_name
 from forerun.drafters.base import Drafter
 from forerun.drafters.build import Parts, build, drafter_names
+from forerun.drafters.suffix import Past
 from forerun.engine.controller import Controller, Estimates
 from forerun.engine.costs import CostTable, measure_choices, measured
 from forerun.engine.engine import Engine
@@ -91,7 +93,8 @@ class LLM:
         self.config = _resolved(config, self.session)
         if self.config.backend == "cpu":  # torch has threads of its own, which ours would get in the way of
             kernels.num_threads = self.config.threads or 1
-        parts = Parts(self.checkpoint, self.session, open_draft_model)
+        self._pasts: dict[Path, Past] = {}
+        parts = Parts(self.checkpoint, self.session, open_draft_model, self._open_past)
         built = [build(name, parts) for name in names]
         self.drafters: list[Drafter] = [drafter for drafter in built if drafter is not None]
         self.estimates = Estimates()
@@ -99,6 +102,32 @@ class LLM:
         self._jobs: dict[int, _Job] = {}
         self._lock = threading.RLock()
         self.engine = self.new_engine()
+
+    def _open_past(self, file: str | None) -> Past:
+        """Return the past texts that a file has. Raises OptionError."""
+        past = Past(vocabulary=self.tokenizer.fingerprint, vocab_size=self.session.vocab_size)
+        if file is None:
+            return past
+        path = Path(file).expanduser().absolute()
+        if path not in self._pasts:
+            try:
+                if path.exists():
+                    past.load(path)
+            except OSError as error:
+                raise OptionError(f"can't read {path}: {error.strerror or error}") from error
+            self._pasts[path] = past
+        return self._pasts[path]
+
+    def close(self) -> None:
+        """End what still runs, forget what is kept, and write past texts to their files. Raises OptionError."""
+        for job in list(self._jobs.values()):
+            self.abort(job)
+        self.engine.release_kept()
+        for path, past in self._pasts.items():
+            try:
+                past.save(path)
+            except OSError as error:
+                raise OptionError(f"can't write {path}: {error.strerror or error}") from error
 
     def new_engine(self, *, span: Span | None = None) -> Engine:
         """Return a fresh engine over the same models; `span` is told when the stretches of a round begin and end."""
@@ -140,7 +169,11 @@ class LLM:
             key |= {"shape": shape, "threads": self.config.threads, "version": __version__, "machine": processor_name()}
             return measured(session, perf_counter, folder=folder, key=key)
 
-        models: dict[str, Session] = {d.name: d.session for d in self.drafters if hasattr(d, "session")}
+        models: dict[str, Session] = {
+            drafter.name: getattr(drafter.session, "model", drafter.session)
+            for drafter in self.drafters
+            if hasattr(drafter, "session")
+        }
         return _Costs(
             table(self.session, repr(getattr(self.checkpoint, "config", None))),
             {
@@ -313,8 +346,7 @@ class LLM:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for job in list(self._jobs.values()):
-            self.abort(job)
+        self.close()
 
 
 class Conversation:
@@ -448,7 +480,9 @@ class _Job:
         if is_last:
             self.output = self._finish(event)
         text = "".join(part for part, _source in spans)
-        self.pieces.append(Piece(text, event.tokens, tuple(spans), event.stats, event.logprobs, self.output))
+        self.pieces.append(
+            Piece(text, event.tokens, tuple(spans), event.stats, event.logprobs, self.output, event.decision)
+        )
 
     def _finish(self, event: Event) -> Output:
         assert event.finish_reason is not None

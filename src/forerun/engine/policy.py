@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from forerun.drafters.base import NOTHING, Drafter, Outcome, Proposal, View
 from forerun.engine.sequence import Work
 from forerun.errors import EngineError
+from forerun.types import Decision
 
 
 class Guess(NamedTuple):
@@ -17,7 +18,7 @@ class Guess(NamedTuple):
 
     proposal: Proposal = NOTHING
     drafter: str | None = None  # who made it
-    expected: float | None = None  # tokens that the round is expected to bring, where that was estimated
+    decision: Decision | None = None  # where a controller decides
 
 
 class Report(NamedTuple):

@@ -1,7 +1,7 @@
 """A record of one answer on disk, for those who study drafters. What is written survives the death of the process.
 
-    meta.json    settings, versions, totals, a summary of each round; `complete` is false until the end. Always whole:
-                 it is replaced in one go, at most once a second
+    meta.json    settings, versions, totals, each round in short with what the controller decided; `complete` is false
+                 until the end. Always whole: it is replaced in one go, at most once a second
     tokens.csv   one row a token, written out after each round
 
 What it does *not* know: how the answer is made. It is handed the pieces of the stream.
@@ -84,7 +84,10 @@ class Recorder:
         now = perf_counter()
         if piece.tokens:
             counts = {name: getattr(piece.stats, name) for name in ("proposed", "reached", "accepted", "emitted")}
-            self._rounds.append({"round": piece.tokens[0].round, "end_s": round(now - self._started_s, 6), **counts})
+            one = {"round": piece.tokens[0].round, "end_s": round(now - self._started_s, 6), **counts}
+            if piece.decision is not None:
+                one["decision"] = piece.decision._asdict()
+            self._rounds.append(one)
         self._stats += piece.stats
         self._is_complete = piece.output is not None
         if self._is_complete or now - self._refreshed_s > _REFRESH_S:

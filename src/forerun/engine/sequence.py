@@ -6,7 +6,7 @@ from typing import Any
 from forerun.drafters.base import View
 from forerun.engine.ends import Ends
 from forerun.sampling.laws import Sampler
-from forerun.types import FinishReason, SamplingParams, SpeculationStats, TokenLogprob, TokenTrace, Verify
+from forerun.types import Decision, FinishReason, SamplingParams, SpeculationStats, TokenLogprob, TokenTrace, Verify
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Event:
     stats: SpeculationStats  # of this round alone
     finish_reason: FinishReason | None = None
     drafter: str | None = None  # who drafted in this round
-    expected: float | None = None  # tokens that the round was expected to bring, where that was estimated
+    decision: Decision | None = None  # where a controller decides
     text_end: int | None = None  # a stop was found: the text ends after so many bytes of the output
     error: str | None = None
 

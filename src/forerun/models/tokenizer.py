@@ -1,5 +1,6 @@
 """Text to token ids and back, chat templates, end tokens: one `Tokenizer` whatever file it came from."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -44,6 +45,10 @@ class Tokenizer:
         for token, token_id in vocabulary.items():
             tokens[token_id] = token
         return tokens
+
+    def spelling(self, token_id: int) -> str:
+        """Return how an added token is written, special ones too."""
+        return self._added[token_id]
 
     @property
     def vocab_size(self) -> int:
@@ -125,6 +130,12 @@ class Tokenizer:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         table = self.token_bytes
         return b"".join(table[token_id] for token_id in ids).decode("utf-8", errors="replace")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A name of the vocabulary: two tokenizers that give each token the same id have the same."""
+        tokens = "\n".join(str(token) for token in self._tokens)
+        return hashlib.sha256(tokens.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
     def same_vocabulary(self, other: "Tokenizer") -> str | None:
         """Return None if both give each token the same id, else a sentence that says how they differ."""
