@@ -55,7 +55,7 @@ def assert_one_line(result: Result, status: int = 2) -> str:
         (["--backend", "torch", "--dtype", "q4"], "dtype is 'q4'; backend torch has auto, fp32, bf16, fp16, --backend"),
         (["--backend", "cpu", "--device", "cuda"], "device is 'cuda'; backend cpu runs on the cpu only"),
         (["--dtype", "q8", "--device", "cuda"], "device is 'cuda'; dtype q8 runs on the cpu only"),
-        (["--drafter", "oracle"], "drafter is 'oracle'; expected one of auto, none, ngram, lm:MODEL"),
+        (["--drafter", "oracle"], "drafter is 'oracle'; expected one of auto, none, ngram, suffix"),
         (["--threads", "0"], "threads is 0"),
         (["--color", "pink"], "--color is 'pink'; expected auto, always or never"),
         (["--logit-bias", "12"], "--logit-bias is '12'; expected ID=BIAS"),
