@@ -13,8 +13,9 @@ from forerun.types import VERIFY_RULES, Verify
 
 Dtype = Literal["auto", "fp32", "bf16", "fp16", "q8", "q4"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
-BACKENDS = ("auto", "cpu", "torch")
+BACKENDS = ("auto", "cpu", "torch", "transformers")
 BACKEND_DTYPES = {"cpu": ("auto", "bf16", "q8", "q4"), "torch": ("auto", "fp32", "bf16", "fp16")}
+BACKEND_DTYPES["transformers"] = BACKEND_DTYPES["torch"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Config:
     verify: Verify = "block"
     dtype: Dtype = "auto"
     device: str = "auto"
-    backend: str = "auto"  # cpu: our own kernels; torch
+    backend: str = "auto"  # cpu: our own kernels; torch; transformers: that library, for any family
     drafter_device: str | None = None  # None: the target's
     threads: int | None = None  # None: the cores that this process may use
     cache_dir: Path | None = None  # None: the user's cache folder

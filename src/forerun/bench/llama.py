@@ -21,6 +21,7 @@ from forerun.bench.measure import Contender, Ids, Passes
 from forerun.bench.peer import PeerMissingError, PeerSetup
 from forerun.bench.requantise import KINDS, write_gguf_like
 from forerun.bench.stats import Run
+from forerun.models.load import ForeignFolder
 from forerun.models.store import default_cache_dir
 from forerun.types import SamplingParams
 
@@ -67,7 +68,7 @@ def model_file(setup: PeerSetup) -> Path:
     checkpoint = setup.checkpoint
     if setup.argument and setup.argument not in KINDS:
         return Path(setup.argument).expanduser()
-    if checkpoint.source_kind != "gguf":
+    if isinstance(checkpoint, ForeignFolder) or checkpoint.source_kind != "gguf":
         raise PeerMissingError("the target is no GGUF file; name one as --target, or as --peer llama.cpp:FILE.gguf")
     if not setup.argument:
         return checkpoint.path

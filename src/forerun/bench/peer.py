@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from forerun.bench.measure import Contender, Passes
+from forerun.models.load import ForeignFolder
 from forerun.models.weights import Checkpoint
 
 
 class PeerSetup(NamedTuple):
     """What a peer is to run, and how: as resolved for ourselves."""
 
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | ForeignFolder
     dtype: str  # what our weights are kept in
     device: str
     threads: int

@@ -20,6 +20,7 @@ from forerun.bench.stats import Run
 from forerun.errors import OptionError
 from forerun.models.config import DecoderConfig, Rope
 from forerun.models.layout import hf_sources
+from forerun.models.load import ForeignFolder
 from forerun.models.weights import Checkpoint
 from forerun.types import SamplingParams
 
@@ -131,15 +132,16 @@ class _Arrivals:
         """Nothing is left to show."""
 
 
-def hf_model(checkpoint: Checkpoint, dtype: str) -> Any:
+def hf_model(checkpoint: Checkpoint | ForeignFolder, dtype: str) -> Any:
     """Return the `transformers` model with the very weights of `checkpoint`."""
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    eager = {"attn_implementation": "eager"} if checkpoint.config.attention_softcap else {}
-    if checkpoint.source_kind == "safetensors":
+    softcap = isinstance(checkpoint, Checkpoint) and checkpoint.config.attention_softcap
+    eager = {"attn_implementation": "eager"} if softcap else {}
+    if isinstance(checkpoint, ForeignFolder) or checkpoint.source_kind == "safetensors":
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch_dtype, **eager)
     else:
         class_name, settings = hf_settings(checkpoint.config, checkpoint.names())

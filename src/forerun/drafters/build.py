@@ -17,20 +17,21 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.recycle import RecycleDrafter, successors
 from forerun.drafters.suffix import Past, SuffixDrafter
 from forerun.errors import OptionError
+from forerun.models.load import ForeignFolder
 from forerun.models.weights import Checkpoint
 
 
 class OpenModel(Protocol):
     """Loads a draft model; None: the target once more. `dtype` None: as the settings say."""
 
-    def __call__(self, name: str | None, dtype: str | None = None) -> tuple[Checkpoint, Session]: ...
+    def __call__(self, name: str | None, dtype: str | None = None) -> tuple[Checkpoint | ForeignFolder, Session]: ...
 
 
 @dataclass(frozen=True)
 class Parts:
     """What a drafter may be built from."""
 
-    target: Checkpoint
+    target: Checkpoint | ForeignFolder
     session: Session  # the target's
     open_model: OpenModel
     open_past: Callable[[str | None], Past] = field(default=lambda _file: Past())  # of the file of that name, if any

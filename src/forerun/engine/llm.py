@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 from forerun import __version__
 from forerun.backends.base import Session
-from forerun.backends.open import open_session
+from forerun.backends.open import load_model, open_session
 from forerun.config import Config, available_cores, processor_name
 from forerun.drafters.base import Drafter
 from forerun.drafters.build import Parts, build, drafter_names
@@ -26,7 +26,7 @@ from forerun.engine.round import Span
 from forerun.engine.sequence import Event, Request
 from forerun.engine.text import TextStream
 from forerun.errors import EngineError, OptionError, RequestError
-from forerun.models.load import load_checkpoint
+from forerun.models.load import ForeignFolder
 from forerun.models.store import default_cache_dir
 from forerun.models.tokenizer import Tokenizer
 from forerun.models.weights import Checkpoint
@@ -68,7 +68,7 @@ class LLM:
         config = replace(config, threads=min(config.threads or available_cores(), available_cores()))
 
         def open_model(
-            checkpoint: Checkpoint, device: str, cache_tokens: int | None, dtype: str = config.dtype
+            checkpoint: Checkpoint | ForeignFolder, device: str, cache_tokens: int | None, dtype: str = config.dtype
         ) -> Session:
             return open_session(
                 checkpoint,
@@ -79,10 +79,12 @@ class LLM:
                 backend=config.backend,
             )
 
-        def load(name: str) -> Checkpoint:
-            return load_checkpoint(name, cache_dir=config.cache_dir, offline=config.offline, progress=progress)
+        def load(name: str) -> Checkpoint | ForeignFolder:
+            return load_model(
+                name, backend=config.backend, cache_dir=config.cache_dir, offline=config.offline, progress=progress
+            )
 
-        def open_draft_model(name: str | None, dtype: str | None = None) -> tuple[Checkpoint, Session]:
+        def open_draft_model(name: str | None, dtype: str | None = None) -> tuple[Checkpoint | ForeignFolder, Session]:
             checkpoint = load(name) if name else self.checkpoint
             device = config.drafter_device or config.device
             return checkpoint, open_model(checkpoint, device, None, dtype or config.dtype)

@@ -5,7 +5,9 @@ repository, `org/name:file.gguf` or `org/name/file.gguf`.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forerun.config import return_free_memory
 from forerun.errors import CorruptModelError, ModelError, UnsupportedModelError
@@ -17,8 +19,33 @@ from forerun.models.hub import parse_hub_name
 from forerun.models.layout import gguf_biases, gguf_sources, hf_sources
 from forerun.models.store import ALIASES, default_cache_dir, fetch
 from forerun.models.tensorfile import StoredTensor
-from forerun.models.tokenizer import load_hf_tokenizer, read_json
+from forerun.models.tokenizer import Tokenizer, load_hf_tokenizer, read_json
 from forerun.models.weights import Checkpoint
+
+
+@dataclass(frozen=True)
+class ForeignFolder:
+    """A folder in Hugging Face format whose net is left to another library."""
+
+    name: str
+    path: Path
+    tokenizer: Tokenizer
+    config: Mapping[str, Any]  # config.json
+    source_kind: str = "safetensors"
+
+
+def load_foreign(
+    name: str, *, cache_dir: Path | None = None, offline: bool = False, progress: Progress | None = None
+) -> ForeignFolder:
+    """Return the folder called `name`, of any family, fetched first if need be. See `load_checkpoint`."""
+    path = _find_model(name, cache_dir or default_cache_dir(), offline=offline, progress=progress or no_progress)
+    if not path.is_dir():
+        raise UnsupportedModelError(f"{path} is a GGUF file; transformers runs folders in Hugging Face format")
+    _refuse_adapter(path)
+    raw = read_json(path / "config.json")
+    if not raw:
+        raise ModelError(_no_config(name, path))
+    return ForeignFolder(name, path, load_hf_tokenizer(path, raw), raw)
 
 
 def load_checkpoint(
@@ -49,8 +76,7 @@ def _find_model(name: str, cache_dir: Path, *, offline: bool, progress: Progress
 
 
 def _load_folder(name: str, folder: Path) -> Checkpoint:
-    if (folder / "adapter_config.json").is_file():
-        raise UnsupportedModelError(f"{folder} is an adapter, not a model: merge it into its base model and save that")
+    _refuse_adapter(folder)
     raw = read_json(folder / "config.json")
     if not raw:
         raise ModelError(_no_config(name, folder))
@@ -67,6 +93,11 @@ def _load_folder(name: str, folder: Path) -> Checkpoint:
         tensors=tensors,
         sources=hf_sources(config, biases, tensors),
     )
+
+
+def _refuse_adapter(folder: Path) -> None:
+    if (folder / "adapter_config.json").is_file():
+        raise UnsupportedModelError(f"{folder} is an adapter, not a model: merge it into its base model and save that")
 
 
 def _no_config(name: str, folder: Path) -> str:
