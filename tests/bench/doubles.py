@@ -66,7 +66,7 @@ def use_toy(patch: pytest.MonkeyPatch, *, max_len: int = 4096) -> None:
     logits = ToySession.random(VOCAB_SIZE, order=1, spread=4.0, seed=3)._logits
     logits[:, END_ID] -= 100.0
     checkpoint = SimpleNamespace(tokenizer=FakeTokenizer())
-    patch.setattr(llm_module, "load_checkpoint", lambda *_a, **_k: checkpoint)
+    patch.setattr(llm_module, "load_model", lambda *_a, **_k: checkpoint)
     patch.setattr(llm_module, "open_session", lambda *_a, **_k: SizedToy(logits, max_len=max_len))
 
 

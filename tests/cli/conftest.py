@@ -57,7 +57,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> toy.SlowSession:
     """Let `LLM` load the toy model, and return its session."""
-    monkeypatch.setattr(forerun.engine.llm, "load_checkpoint", None)  # to be put back
+    monkeypatch.setattr(forerun.engine.llm, "load_model", None)  # to be put back
     monkeypatch.setattr(forerun.engine.llm, "open_session", None)
     return toy.install()
 

@@ -85,7 +85,7 @@ def install(*, max_len: int = 2048, delay_s: float = 0.0, template: bool = True)
             progress(f"reading {name}", 0, None)
         return checkpoint
 
-    forerun.engine.llm.load_checkpoint = load
+    forerun.engine.llm.load_model = load
     forerun.engine.llm.open_session = lambda *_args, **_settings: session
     return session
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.drafters.base import Chosen, Drafter, Drawn, Outcome, Proposal, View
+from forerun.drafters.base import Chosen, Drafter, Drawn, Outcome, Proposal, Verified, View
 from forerun.sampling.laws import Sampler
 from forerun.sampling.streams import Role
 from forerun.sampling.verify import draw
@@ -23,6 +23,7 @@ class Subject:
 
     make: Callable[[], Drafter]
     vocab_size: int
+    has_past: bool = False  # it is made with texts that have ended
 
 
 SETTINGS = {
@@ -222,6 +223,21 @@ def check_an_edited_text_is_followed(subject: Subject) -> None:
             assert same(ask(drafter, view_of(edited)), ask(told(subject, edited), view_of(edited)))
 
 
+def check_what_was_learned_from_ended_texts_can_be_forgotten(subject: Subject) -> None:
+    drafter = subject.make()
+    for seq in range(1, 4):
+        text = a_text(subject, 40, seed=seq)
+        tell(drafter, text[:20], seq=seq)
+        verified = Verified(text[19:40], np.arange(21 * 2).reshape(21, 2) % subject.vocab_size)
+        drafter.observe([Outcome(seq, text, 19, verified, 10)])
+        drafter.release(seq)
+    drafter.forget()
+    text = a_text(subject, 40, seed=2)[:30]
+    tell(drafter, text)
+    if not subject.has_past:
+        assert same(ask(drafter, view_of(text)), ask(told(subject, text), view_of(text)))
+
+
 def check_a_tree_is_one_and_only_where_it_may_be(subject: Subject) -> None:
     """Parents come before their children, no two children of a node are one token, and a chain has no other parents."""
     for params in SETTINGS.values():
@@ -253,4 +269,5 @@ CHECKS: list[Callable[[Subject], None]] = [
     check_a_released_sequence_is_forgotten,
     check_an_edited_text_is_followed,
     check_a_tree_is_one_and_only_where_it_may_be,
+    check_what_was_learned_from_ended_texts_can_be_forgotten,
 ]

@@ -48,9 +48,11 @@ SUBJECTS = {
     "ngram": Subject(NgramDrafter, SIZE),
     "ngram of one size": Subject(lambda: NgramDrafter(longest=3, shortest=3, max_drafts=2), SIZE),
     "suffix": Subject(SuffixDrafter, SIZE),
-    "suffix with a past": Subject(lambda: SuffixDrafter(past=past(), reach=2), SIZE),
+    "suffix with a past": Subject(lambda: SuffixDrafter(past=past(), reach=2), SIZE, has_past=True),
     "recycle": Subject(recycle, SIZE),
-    "free ones in a tree": Subject(lambda: MixDrafter([recycle(), SuffixDrafter(past=past()), NgramDrafter()]), SIZE),
+    "free ones in a tree": Subject(
+        lambda: MixDrafter([recycle(), SuffixDrafter(past=past()), NgramDrafter()]), SIZE, True
+    ),
     "lm": Subject(lm, SIZE),
     "lm of another tokenizer": Subject(lambda: LMDrafter(bridge(toy(size=9)), vocab_size=7), 7),
     "mix": Subject(lambda: MixDrafter([lm(), NgramDrafter(longest=3, shortest=3)]), SIZE),

@@ -70,6 +70,8 @@ class Scripted:
 
     def release(self, seq: int) -> None: ...
 
+    def forget(self) -> None: ...
+
 
 class Branching(Scripted):
     """Drafts point masses in a tree: what the function says, and beside each draft two others with a child."""

@@ -15,7 +15,7 @@ PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    monkeypatch.setattr(forerun.engine.llm, "load_checkpoint", None)  # to be put back
+    monkeypatch.setattr(forerun.engine.llm, "load_model", None)  # to be put back
     monkeypatch.setattr(forerun.engine.llm, "open_session", None)
     toy.install()
     with LLM("toy", drafter="ngram", k=4) as llm:

@@ -299,6 +299,7 @@ class _Bench:
         self.runs = [[[] for _ in self.prompts] for _ in self.contenders]
         for repetition in range(repeats):
             self.progress.stage(f"repetition {repetition + 1} of {repeats}")
+            self.llm.forget()  # what was written before: drafters that remember it would guess this text at once
             found = measure.run_workload(self.contenders, self.ids, self.params, repetition=repetition)
             for prompt, contender, run in found:
                 self.runs[contender][prompt].append(run)
@@ -308,6 +309,7 @@ class _Bench:
                 self._measure_batch(repetition)
 
     def _measure_batch(self, repetition: int) -> None:
+        self.llm.forget()
         size = self.options.batch or 0
         places = [i % len(self.prompts) for i in range(size)]
         params = [self.options.params(i) for i in range(size)]

@@ -121,3 +121,6 @@ class Drafter(Protocol):
 
     def release(self, seq: int) -> None:
         """Forget a sequence; one that was never seen is fine."""
+
+    def forget(self) -> None:
+        """Forget what was learned from texts that have ended, as if none had been."""

@@ -233,6 +233,10 @@ class LMDrafter:
             self.session.release(self._handles.pop(seq))
             del self._fed[seq]
 
+    def forget(self) -> None:
+        if self.inner is not None:
+            self.inner.forget()
+
 
 class _Chain:
     """One sequence's chain while it grows."""

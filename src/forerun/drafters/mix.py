@@ -68,6 +68,10 @@ class MixDrafter:
         for drafter in self.drafters:
             drafter.release(seq)
 
+    def forget(self) -> None:
+        for drafter in self.drafters:
+            drafter.forget()
+
 
 def merged(proposals: Sequence[Proposal], budget: int) -> Proposal:
     """Lay proposals over each other, depth by depth, up to a budget of rows.

@@ -59,3 +59,6 @@ class NgramDrafter:
 
     def release(self, seq: int) -> None:
         self._texts.release(seq)
+
+    def forget(self) -> None:
+        """Nothing outlives its text."""

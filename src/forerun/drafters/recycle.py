@@ -88,6 +88,10 @@ class RecycleDrafter:
     def release(self, seq: int) -> None:
         """Nothing is kept for a sequence."""
 
+    def forget(self) -> None:
+        self._table[:] = self._given
+        self._is_fresh[:] = False
+
 
 @cache
 def _shape(budget: int) -> Shape:

@@ -109,6 +109,10 @@ class SuffixDrafter:
         self._texts.release(seq)
         self._remember(seq)
 
+    def forget(self) -> None:
+        if self.past is not None:
+            self.past.clear()
+
 
 class _Guess(NamedTuple):
     score: float  # how many drafts are expected to stand
@@ -182,6 +186,9 @@ class Past:
         over = len(self) - self.max_tokens
         if over > 0:  # some more than needed, so that it isn't done each time
             self.index.drop(min(len(self), over + self.max_tokens // 16))
+
+    def clear(self) -> None:
+        self.index = Index(_SIZES)
 
     def save(self, path: Path) -> None:
         """Write it to a file, whole or not at all. Raises OSError."""

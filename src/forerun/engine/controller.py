@@ -24,7 +24,7 @@ from typing import NamedTuple
 from forerun.backends.base import depths
 from forerun.drafters.base import Chosen, Drafter, Outcome, Proposal
 from forerun.drafters.shapes import Shape, best_shape
-from forerun.engine.costs import Clock, CostTable
+from forerun.engine.costs import Clock, Correction, CostTable
 from forerun.engine.policy import Guess, Report, ask
 from forerun.engine.sequence import Work
 from forerun.types import Decision, SamplingParams
@@ -39,6 +39,9 @@ _OWN_FADE = 0.95
 _LEAST_WORTH = 0.02  # a draft below it is not looked at
 _PROBE_ROUNDS = 64  # a draft model that doesn't pay is tried once in so many rounds
 _MAX_MODEL_DRAFTS = 16
+_USUAL_ROWS = 32  # rounds that also read long prompts say nothing about others
+_LENGTH_STEP = 32  # tokens of text over which costs are taken to be the same
+_MOST_KNOWN = 512
 _SLEEPS = ((4, 4), (32, 8))  # after so many rounds without a draft, drafters are asked once in so many
 
 _MAX_TREE = 24  # drafts
@@ -85,7 +88,7 @@ class Candidate(NamedTuple):
 
     token: int
     parent: int
-    origins: list[Key]
+    key: Key  # of the first who offers it; with several drafters it also says what the others think of this place
 
 
 @dataclass
@@ -141,8 +144,11 @@ class Controller:
         self._own: dict[int, _Own] = {}
         self._round = 0
         self._clock = clock
-        self._overhead = 0.05 * costs(1)
-        self._began = self._predicted = 0.0
+        self._correction = Correction(costs(1))
+        self._added: dict[tuple[int, int, bool], list[float]] = {}  # plain rows, length, greedy -> seconds by drafts
+        self._began = self._drafting = 0.0
+        self._is_usual = False
+        self._expected = (0.0, 0.0)  # of this round: seconds of its plain pass, and what drafts were to add
         self._slowness: dict[str, float] = {}  # seconds that a draft model took over those that were expected
 
     def num_top(self, seq: int) -> int:
@@ -150,6 +156,7 @@ class Controller:
         return self._num_top if own is not None and own.is_awake else 0
 
     def propose(self, works: Sequence[Work], num_rows: int, *, branches: bool) -> list[Guess]:
+        self._drafting = 0.0
         if self._clock:
             self._began = self._clock()
         self._round += 1
@@ -171,8 +178,10 @@ class Controller:
             own.candidates, own.written, own.mood = candidates, len(request.tokens), _mood(request.params)
             own.idle = 0 if guess.proposal.tokens else own.idle + 1
             num_drafts += len(guess.proposal.tokens)
-        self._predicted = self._seconds(works, num_rows, num_drafts, length) + (plan.seconds if plan else 0.0)
+        self._expected = self._costs(num_rows, length), self._adds(works, num_rows, num_drafts, length)[num_drafts]
+        self._is_usual = num_rows <= _USUAL_ROWS
         plain = self._seconds(works, num_rows, 0, length)
+        seconds = self._seconds(works, num_rows, num_drafts, length) + (plan.seconds if plan else 0.0)
         return [
             guess._replace(
                 decision=Decision(
@@ -180,7 +189,7 @@ class Controller:
                     len(candidates),
                     len(guess.proposal.tokens),
                     tokens,
-                    self._predicted,
+                    seconds,
                     plain,
                 )
             )
@@ -195,9 +204,9 @@ class Controller:
             own = self._own.get(report.seq)
             if own is not None and report.seq in texts:
                 self._learn(own, texts[report.seq], report)
-        if self._clock and reports:
-            over = self._clock() - self._began - self._predicted
-            self._overhead += 0.05 * (min(max(over, 0.0), self._costs(1)) - self._overhead)
+        if self._clock and reports and self._is_usual:
+            plain, added = self._expected
+            self._correction.observe(added, self._clock() - self._began - self._drafting - plain)
 
     def release(self, seq: int) -> None:
         self._own.pop(seq, None)
@@ -232,6 +241,7 @@ class Controller:
             return max(each, key=lambda candidates: sum(self._worths(own, candidates)))
         candidates: list[Candidate] = []
         places: dict[tuple[int, int], int] = {}
+        offered_by: list[set[str]] = []
         for name, proposal in named:
             assert isinstance(proposal, Chosen), f"{name} draws its drafts: what it costs must be known"
             own_places: list[int] = []
@@ -242,11 +252,11 @@ class Controller:
                 place = places.get((parent, token))
                 if place is None:
                     place = places[parent, token] = len(candidates)
-                    candidates.append(Candidate(token, parent, [key]))
-                else:
-                    candidates[place].origins.append(key)
+                    candidates.append(Candidate(token, parent, key))
+                    offered_by.append(set())
+                offered_by[place].add(name)
                 own_places.append(place)
-        return candidates
+        return candidates if len(named) == 1 else _beside_each_other(candidates, offered_by)
 
     def _chance(self, own: _Own, key: Key) -> float:
         luck = own.luck.get(key[0])
@@ -257,7 +267,7 @@ class Controller:
         """Return the chance of each candidate that the text gets to it."""
         worths: list[float] = []
         for candidate in candidates:
-            chance = max(self._chance(own, key) for key in candidate.origins)
+            chance = self._chance(own, candidate.key)
             worths.append(chance if candidate.parent < 0 else chance * worths[candidate.parent])
         return worths
 
@@ -274,10 +284,12 @@ class Controller:
             if worth >= _LEAST_WORTH
         )
         tokens = float(len(works))
-        best_count, best_rate = 0, tokens / self._seconds(works, num_rows, 0, length)
+        plain, factor = self._seconds(works, num_rows, 0, length), self._correction.factor
+        best_count, best_rate = 0, tokens / plain
+        added = self._adds(works, num_rows, len(ranked), length)
         for count, (negative, _i, _candidate) in enumerate(ranked, start=1):
             tokens -= negative
-            rate = tokens / self._seconds(works, num_rows, count, length)
+            rate = tokens / (plain + factor * added[count])
             if rate > best_rate:
                 best_count, best_rate = count, rate
         chosen: list[list[int]] = [[] for _ in works]
@@ -287,9 +299,25 @@ class Controller:
         return chosen, best_rate
 
     def _seconds(self, works: Sequence[Work], num_rows: int, num_drafts: int, length: float) -> float:
+        """Return what a round takes without what draft models take."""
+        added = self._adds(works, num_rows, num_drafts, length)[num_drafts]
+        return self._costs(num_rows, length) + self._correction.fixed + self._correction.factor * added
+
+    def _adds(self, works: Sequence[Work], num_rows: int, most: int, length: float) -> list[float]:
+        """Return what 0, 1, …, `most` drafts or more add to a round by what was measured at load, in seconds."""
         greedy = not works or works[0].sequence.sampler.is_greedy
-        each = self._row_seconds.get(greedy, 0.0)
-        return self._costs(num_rows + num_drafts, length) + each * num_drafts + self._overhead
+        place = num_rows, int(length) // _LENGTH_STEP, greedy
+        known = self._added.get(place)
+        if known is None:
+            if len(self._added) > _MOST_KNOWN:
+                self._added.clear()
+            known = self._added[place] = [0.0]
+        if len(known) <= most:
+            each, middle = self._row_seconds.get(greedy, 0.0), (place[1] + 0.5) * _LENGTH_STEP
+            plain = self._costs(num_rows, middle)
+            for count in range(len(known), most + 8):
+                known.append(self._costs(num_rows + count, middle) - plain + each * count)
+        return known
 
     def _model_that_beats(
         self,
@@ -390,10 +418,12 @@ class Controller:
         proposals = ask(model, views, [min(plan.depth, works[i].k) for i in asked])
         for i, proposal in zip(asked, proposals, strict=True):
             guesses[i] = Guess(proposal, model.name if proposal.tokens else None)
-        if self._clock and all(len(p.tokens) == plan.depth for p in proposals):  # it did what was planned
-            slowness = self._slowness.get(model.name, 1.0)
-            measured = min(max((self._clock() - start) / max(plan.seconds, 1e-9) * slowness, 0.25), 4.0)
-            self._slowness[model.name] = slowness + 0.1 * (measured - slowness)
+        if self._clock:
+            self._drafting = self._clock() - start
+            if all(len(proposal.tokens) == plan.depth for proposal in proposals):  # it did what was planned
+                slowness = self._slowness.get(model.name, 1.0)
+                measured = min(max(self._drafting / max(plan.seconds, 1e-9) * slowness, 0.25), 4.0)
+                self._slowness[model.name] = slowness + 0.1 * (measured - slowness)
         return guesses
 
     def _learn(self, own: _Own, text: Sequence[int], report: Report) -> None:
@@ -411,8 +441,7 @@ class Controller:
                 accepted = own.candidates[i].token == token
                 if accepted:
                     at = i
-                for key in own.candidates[i].origins:
-                    self._count(own, key, accepted)
+                self._count(own, own.candidates[i].key, accepted)
         self._learn_model(own, report)
         own.candidates = []
 
@@ -435,6 +464,22 @@ class Controller:
         luck[0] = luck[0] * _OWN_FADE + accepted
         luck[1] = luck[1] * _OWN_FADE + self.estimates.chance(key)
         self.estimates.learn(key, accepted)
+
+
+def _beside_each_other(candidates: Sequence[Candidate], offered_by: Sequence[set[str]]) -> list[Candidate]:
+    """Return the candidates with keys that tell whether other drafters agree, offer something else, or say nothing.
+
+    A draft on which two agree is surer than one on which they differ, whoever made it.
+    """
+    asked: dict[int, set[str]] = {}
+    for candidate, names in zip(candidates, offered_by, strict=True):
+        asked.setdefault(candidate.parent, set()).update(names)
+    return [
+        candidate._replace(
+            key=(*candidate.key[:2], (candidate.key[2], len(names) - 1, len(asked[candidate.parent]) - len(names)))
+        )
+        for candidate, names in zip(candidates, offered_by, strict=True)
+    ]
 
 
 def _rank_key(name: str, mood: int, depth: int, rank: int) -> Key:
@@ -469,5 +514,5 @@ def _guess(candidates: Sequence[Candidate], kept: Sequence[int]) -> Guess:
     parents = [place[candidates[i].parent] for i in order]
     tokens = [candidates[i].token for i in order]
     is_chain = parents == list(range(-1, len(parents) - 1))
-    names = dict.fromkeys(str(candidates[i].origins[0][0]) for i in order)
+    names = dict.fromkeys(str(candidates[i].key[0]) for i in order)
     return Guess(Chosen(tokens, None if is_chain else parents), "+".join(names))

@@ -24,6 +24,10 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
 _LONG_ROWS = (1, 4, 8, 16)
 _SHORT, _LONG = 64, 1024  # positions cached
 _REPEATS = 7
+_FIXED = 0.05  # of a pass, is what a round takes beside it, as long as nothing is known
+_PRIOR_ROUNDS = 8.0
+_FADING = 0.98
+_HICCUP = 3.0
 Clock = Callable[[], float]
 
 
@@ -46,6 +50,40 @@ class CostTable:
         return _line(self.rows, self.seconds, rows) + max(0.0, length - _SHORT) * _line(
             self.slope_rows, self.slopes, rows
         )
+
+
+class Correction:
+    """What rounds take beside what was measured at load: a fixed part, and a factor on what drafts add.
+
+    A machine's arithmetic gets slower and faster with its neighbours, its memory hardly, so the price of a further row
+    moves against that of a pass. Least squares over past rounds, old ones fading, beginning with a few that went as
+    measured; a round of more than `_HICCUP` times what was expected says nothing about the next.
+    """
+
+    def __init__(self, pass_seconds: float) -> None:
+        """`pass_seconds`: of a pass over one row."""
+        self._pass = pass_seconds
+        self.fixed, self.factor = _FIXED * pass_seconds, 1.0
+        self._sums = [0.0] * 5  # weight, x, y, x², xy
+        for x in (0.0, pass_seconds):
+            self._add(x, self.fixed + x, _PRIOR_ROUNDS / 2)
+
+    def observe(self, added: float, beyond: float) -> None:
+        """Learn from a round: drafts were to add so many seconds, and it took so many beyond the plain pass."""
+        if beyond + self._pass > _HICCUP * (self._pass + self.fixed + self.factor * added):
+            return
+        self._sums = [_FADING * total for total in self._sums]
+        for x in (0.0, self._pass):  # the beginning never fades altogether
+            self._add(x, _FIXED * self._pass + x, (1.0 - _FADING) * _PRIOR_ROUNDS / 2)
+        self._add(added, beyond, 1.0)
+        weight, x, y, xx, xy = self._sums
+        spread = weight * xx - x * x
+        self.factor = min(max((weight * xy - x * y) / spread, 0.5), 3.0)
+        self.fixed = min(max((y - self.factor * x) / weight, -0.3 * self._pass), 2.0 * self._pass)
+
+    def _add(self, x: float, y: float, weight: float) -> None:
+        for i, value in enumerate((1.0, x, y, x * x, x * y)):
+            self._sums[i] += weight * value
 
 
 def _line(xs: Sequence[int], ys: Sequence[float], x: float) -> float:

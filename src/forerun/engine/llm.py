@@ -120,6 +120,11 @@ class LLM:
             self._pasts[path] = past
         return self._pasts[path]
 
+    def forget(self) -> None:
+        """Let all drafters forget what they learned from texts that have ended, as if the model were just loaded."""
+        for drafter in self.drafters:
+            drafter.forget()
+
     def close(self) -> None:
         """End what still runs, forget what is kept, and write past texts to their files. Raises OptionError."""
         for job in list(self._jobs.values()):
