@@ -30,6 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if family in ("llama", "gemma3"):
             for quant in ("Q8_0", "Q4_0", "Q4_1"):
                 write_gguf(family, model, folder / f"{family}-{quant}.gguf", quant=quant)
+    save_hf("llama", folder / "llama with one key head", dtype="bfloat16", num_key_value_heads=1)
     return folder
 
 
@@ -161,6 +162,27 @@ def test_segments_of_positions_change_no_bit(name: str, length: int, folder: Pat
             got_tree = as_numpy(session.extend([Feed(seq, fed, 40, tree)]).logits)
             along = got_tree if tree is parents else np.delete(got_tree, 1, axis=0)
             assert np.array_equal(along, expected[: len(along)])
+
+
+@pytest.mark.parametrize("length", [112, 117, 125, 126, 127, 128, 245, 255, 383])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "llama with one key head"])
+def test_a_small_tree_over_the_edge_of_a_segment_changes_no_bit(name: str, length: int, folder: Path) -> None:
+    """Threads share out the segments of a few rows; keys of the tree that count in one may lie in the one before."""
+    text = tokens(6, length + 14)
+    alone = session_of(folder, name, num_threads=1)
+    alone.max_len = 1000
+    expected = rows(alone, text, [1] * len(text))[length:]
+    fed = [text[length], 7, 9, *text[length + 1 :]][:16]
+    parents = [-1, -1, 1, 0, *range(3, 15)]
+    for threads in (1, 2):
+        session = session_of(folder, name, num_threads=threads)
+        session.max_len = 1000
+        seq = session.open()
+        session.extend([Feed(seq, text[:length])])
+        for _ in range(20):  # any thread may come to any segment first
+            got = as_numpy(session.extend([Feed(seq, fed, 16, parents)]).logits)
+            session.keep(seq, length)
+            assert np.array_equal(np.delete(got, [1, 2], axis=0), expected)
 
 
 def test_a_row_has_the_same_bits_whatever_else_is_in_the_batch(folder: Path) -> None:

@@ -48,6 +48,7 @@ class FakeTokenizer:
 
     chat_template = None
     eos_ids = (END_ID,)
+    fingerprint = "fake"
     vocab_size = VOCAB_SIZE
     token_bytes = tuple(bytes([97 + i % 26]) for i in range(VOCAB_SIZE))
 

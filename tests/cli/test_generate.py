@@ -24,7 +24,7 @@ def test_text_goes_to_stdout_and_one_line_with_resolved_settings_to_stderr(run: 
     assert "\x1b" not in result.out
     assert re.fullmatch(
         r"40 tokens, [\d.]+ tokens/s, [\d.]+ tokens a round, acceptance \d+% \| target smollm2-135m, "
-        r"drafter ngram, k auto, verify block, dtype fp32, device cpu, backend torch, threads 2\n",
+        r"drafter suffix\+recycle, k auto, verify block, dtype fp32, device cpu, backend torch, threads 2\n",
         result.err,
     )
 
@@ -46,7 +46,11 @@ def test_json_is_one_document_with_the_fields_that_scripts_rely_on(run: Run, ses
     }  # fmt: skip
     assert speculation["emitted"] == 40
     assert speculation["tokens_per_round"] > 1.5  # the toy goes in circles: n-grams are found
-    assert (answer["config"]["drafter"], answer["config"]["k"], answer["config"]["device"]) == ("ngram", "auto", "cpu")
+    assert (answer["config"]["drafter"], answer["config"]["k"], answer["config"]["device"]) == (
+        "suffix+recycle",
+        "auto",
+        "cpu",
+    )
     assert answer["config"]["sampling"]["max_tokens"] == 40
 
 
@@ -228,3 +232,27 @@ def test_the_help_names_all_kinds_of_drafters() -> None:
     from forerun.drafters.build import DRAFTERS
 
     assert ", ".join(["auto", *(kind.usage for kind in DRAFTERS.values())]) == options.DRAFTER_USAGE
+
+
+def test_what_was_written_is_kept_in_a_file_and_drafted_again(run: Run, tmp_path: Path) -> None:
+    """The second run of a prompt is guessed from the first one's answer, unless it is to stay apart."""
+    path = tmp_path / "past"
+    args = ("generate", "Hello", "--json", "--max-tokens", "30", "--k", "8", "--drafter", f"suffix:{path}")
+    first = run(*args).json
+    size = path.stat().st_size
+    isolated = run(*args, "--isolated").json
+    second = run(*args).json
+    assert first["token_ids"] == isolated["token_ids"] == second["token_ids"]
+    assert first["speculation"]["rounds"] == isolated["speculation"]["rounds"] > second["speculation"]["rounds"]
+    assert size < path.stat().st_size < 3 * size  # the isolated one left nothing
+
+
+def test_a_past_that_can_not_be_used_is_a_users_error(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "broken").write_bytes(b"what is this?")
+    for name, complaint in (("broken", "no file of past texts"), ("", "can't read")):
+        result = run("generate", "Hello", "--drafter", f"suffix:{tmp_path / name}")
+        assert result.status == 2
+        assert complaint in result.err
+    result = run("generate", "Hello", "--max-tokens", "5", "--drafter", f"suffix:{tmp_path / 'broken' / 'below'}")
+    assert result.status == 2
+    assert "can't" in result.err

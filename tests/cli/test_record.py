@@ -35,7 +35,7 @@ def test_a_record_holds_settings_totals_rounds_and_every_token(run: Run, session
     assert meta["config"] == answer["config"]
     assert meta["versions"].keys() >= {"forerun", "python", "platform", "numpy"}
     assert meta["versions"]["forerun"] == __version__
-    assert {**meta["totals"], "drafter": "ngram", "verify": "block"} == answer["speculation"]
+    assert {**meta["totals"], "drafter": "suffix", "verify": "block"} == answer["speculation"]
     assert (meta["text"], meta["finish_reason"]) == (answer["text"], "length")
 
     assert tuple(rows[0]) == COLUMNS
@@ -58,6 +58,19 @@ def test_a_record_holds_settings_totals_rounds_and_every_token(run: Run, session
         assert one["accepted"] == sum(row["source"] == "draft" for row in own)
         assert one["accepted"] <= one["reached"] <= one["proposed"]
     assert [one["end_s"] for one in rounds] == sorted(one["end_s"] for one in rounds)
+
+
+def test_a_record_tells_what_the_controller_decided(run: Run, session: SlowSession, tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+    run("generate", "Hello", "--record", str(folder), "--ignore-eos", "--max-tokens", "60")
+    meta, _rows = read(folder)
+    for one in meta["rounds"]:
+        decision = one["decision"]
+        assert decision["num_drafts"] == one["proposed"] <= decision["num_offered"]
+        assert (decision["drafter"] is None) == (one["proposed"] == 0)
+        assert decision["expected_tokens"] >= 1
+        assert decision["seconds"] >= decision["plain_seconds"] > 0
+    assert any(one["proposed"] for one in meta["rounds"])
 
 
 def test_recording_changes_no_token(run: Run, session: SlowSession, tmp_path: Path) -> None:

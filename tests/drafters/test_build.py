@@ -40,7 +40,8 @@ def test_the_plus_of_a_list_is_one_that_a_kind_follows() -> None:
 
 
 def test_a_controller_gets_the_parts_of_a_mix() -> None:
-    assert drafter_names("auto", is_controlled=False) == AUTO
+    assert drafter_names("auto", is_controlled=True) == AUTO
+    assert drafter_names("auto", is_controlled=False) == AUTO[:1]
     assert drafter_names("mix:ngram+lm:a", is_controlled=True) == ["ngram", "lm:a"]
     assert drafter_names("mix:ngram+lm:a", is_controlled=False) == ("mix:ngram+lm:a",)
     assert drafter_names("cascade:lm:a+ngram", is_controlled=True) == ("cascade:lm:a+ngram",)

@@ -13,7 +13,7 @@ from forerun.types import VERIFY_RULES
 
 _CONFIG = Config(target="")
 PEER_USAGE = "transformers|llama.cpp[:FILE.gguf|:Q4_0|:Q8_0]"
-_MODEL, _WORK, _EXTRA, _SHOWN = "Model", "Workload", "What else to measure", "Output"
+_MODEL, _WORK, _EXTRA, _MODES, _SHOWN = "Model", "Workload", "What else to measure", "Other measurements", "Output"
 
 
 def _option(panel: str, text: str, *names: str, **settings: Any) -> Any:
@@ -26,7 +26,7 @@ def bench(
         str,
         _option(_MODEL, "Alias, Hugging Face folder, .gguf file, or hub id.", metavar="MODEL", envvar="FORERUN_TARGET"),
     ] = "smollm2-135m",
-    drafter: Annotated[str, _option(_MODEL, "Who guesses, named as for generate.", metavar="NAME")] = "ngram",
+    drafter: Annotated[str, _option(_MODEL, "Who guesses, named as for generate.", metavar="NAME")] = _CONFIG.drafter,
     k: Annotated[str, _option(_MODEL, "Drafts a round.", metavar="auto|N")] = str(_CONFIG.k),
     verify: Annotated[
         str, _option(_MODEL, "The rule of verification.", metavar="|".join(VERIFY_RULES))
@@ -60,6 +60,17 @@ def bench(
         list[str] | None,
         _option(_EXTRA, "Also run this library on the same weights; repeatable.", metavar=PEER_USAGE),
     ] = None,
+    matrix: Annotated[
+        bool, _option(_MODES, "Instead: all drafters on all kinds of prompt, greedy and at 0.8.", "--matrix")
+    ] = False,
+    paired: Annotated[
+        int | None,
+        _option(_MODES, "Instead: N alternations on texts that nobody can guess; is it ever slower?", metavar="N"),
+    ] = None,
+    rules: Annotated[bool, _option(_MODES, "Instead: tokens a round by each rule of verification.", "--rules")] = False,
+    report: Annotated[
+        Path | None, _option(_SHOWN, "Also write plots and tables to this HTML file, PNGs beside it.", metavar="FILE")
+    ] = None,
     as_json: Annotated[
         bool, _option(_SHOWN, "One JSON document as the last line of stdout; all else goes to stderr.", "--json")
     ] = False,
@@ -82,7 +93,18 @@ def bench(
         offline=offline,
     )
 
-    from forerun.bench.report import as_markdown, as_text
+    modes = [
+        name for name, given in (("--matrix", matrix), ("--paired", paired is not None), ("--rules", rules)) if given
+    ]
+    if len(modes) > 1:
+        raise OptionError(f"got {' and '.join(modes)}; expected one of them")
+    if paired is not None and paired < 2:
+        raise OptionError(f"paired is {paired}; expected a whole number, 2 or more")
+
+    from forerun.bench.matrix import matrix_tables, run_matrix
+    from forerun.bench.paired import paired_tables, run_paired
+    from forerun.bench.report import as_markdown, as_text, tables
+    from forerun.bench.rules import rules_tables, run_rules
     from forerun.bench.run import Options, check_writable, run_bench, write_document
 
     options = Options(
@@ -102,10 +124,27 @@ def bench(
     )
     if out is not None:
         check_writable(out)
-    document = run_bench(options, _Progress())
+    if report is not None:
+        from forerun.bench.plots import check_plots
+
+        check_writable(report)
+        check_plots()
+    progress = _Progress()
+    if matrix:
+        document, make = run_matrix(options, progress), matrix_tables
+    elif paired is not None:
+        document, make = run_paired(options, paired, progress), paired_tables
+    elif rules:
+        document, make = run_rules(options, progress), rules_tables
+    else:
+        document, make = run_bench(options, progress), tables
     if out is not None:
         write_document(document, out)
-    typer.echo((as_markdown if markdown else as_text)(document), err=as_json)
+    if report is not None:
+        from forerun.bench.plots import write_report
+
+        write_report(document, make(document), report)
+    typer.echo((as_markdown if markdown else as_text)(document, make(document)), err=as_json)
     if as_json:
         typer.echo(json.dumps(document, ensure_ascii=False))
 

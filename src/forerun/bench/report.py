@@ -15,14 +15,14 @@ class Table(NamedTuple):
     remarks: Sequence[str] = ()
 
 
-def as_text(document: Document) -> str:
-    """Return all tables for a terminal."""
-    return "\n\n".join([headline(document), *map(text_table, tables(document))])
+def as_text(document: Document, shown: Sequence[Table] | None = None) -> str:
+    """Return all tables, or those `shown`, for a terminal."""
+    return "\n\n".join([headline(document), *map(text_table, tables(document) if shown is None else shown)])
 
 
-def as_markdown(document: Document) -> str:
-    """Return all tables in Markdown, ready for a README."""
-    return "\n\n".join([headline(document), *map(markdown_table, tables(document))])
+def as_markdown(document: Document, shown: Sequence[Table] | None = None) -> str:
+    """Return all tables, or those `shown`, in Markdown, ready for a README."""
+    return "\n\n".join([headline(document), *map(markdown_table, tables(document) if shown is None else shown)])
 
 
 def tables(document: Document) -> list[Table]:
@@ -47,15 +47,19 @@ def headline(document: Document) -> str:
     where += f", backend {config['backend']}"
     if document["instruction_set"]:
         where += f" with {document['instruction_set']}"
-    sampling = "greedy"
-    if workload["temperature"] > 0:
-        sampling = f"temperature {workload['temperature']}, top-p {workload['top_p']}"
+    sampling = "greedy, "
+    if "matrix" in document:
+        sampling = ""
+    elif workload["temperature"] > 0:
+        sampling = f"temperature {workload['temperature']}, top-p {workload['top_p']}, "
+    repeats = workload["repeats"]
+    how = f"medians of {repeats} interleaved repetitions" if repeats > 1 else "one repetition"
     prompts = f"{workload['prompts']} prompts" + (f" of {workload['file']}" if workload["file"] else "")
     return (
         f"forerun {document['forerun']}, {config['target']} in {config['dtype']} on {config['device']} ({where}), "
         f"drafter {config['drafter']}, k {config['k']}, verify {config['verify']}. "
-        f"{prompts}, up to {workload['max_tokens']} tokens each, {sampling}, seed {workload['seed']}, "
-        f"medians of {workload['repeats']} interleaved repetitions, {document['date'][:10]}."
+        f"{prompts}, up to {workload['max_tokens']} tokens each, {sampling}seed {workload['seed']}, {how}, "
+        f"{document['date'][:10]}."
     )
 
 

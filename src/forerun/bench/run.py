@@ -102,14 +102,14 @@ def run_bench(options: Options, progress: Progress | None = None) -> dict[str, A
             import_module("forerun.backends.torch")  # so that its memory counts as that of imports
     imported_s, before = machine.process_age_s(), machine.memory()
     start = perf_counter()
-    with LLM(config, progress=_loading(progress)) as llm:
+    with LLM(config, progress=loading(progress)) as llm:
         load_s = perf_counter() - start
-        document = _Bench(options, prompts, llm, progress).run({"imported_s": imported_s, "load_s": load_s}, before)
+        document = Bench(options, prompts, llm, progress).run({"imported_s": imported_s, "load_s": load_s}, before)
     progress.done()
     return document
 
 
-def _loading(progress: Progress) -> Loading:
+def loading(progress: Progress) -> Loading:
     """Return a callback for loading that names each stage once."""
     told: set[str] = set()
 
@@ -150,7 +150,7 @@ def write_document(document: dict[str, Any], path: Path) -> None:
         raise OptionError(f"can't write {path}: {error.strerror or error}") from error
 
 
-class _Bench:
+class Bench:
     """A loaded model and what is to be measured on it."""
 
     def __init__(self, options: Options, prompts: Sequence[Prompt], llm: LLM, progress: Progress) -> None:
@@ -182,13 +182,7 @@ class _Bench:
         curve = self._curve() if self.options.curve else None
         self._measure()
         return {
-            "forerun": __version__,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "hardware": machine.hardware(str(self.llm.config.device)),
-            "versions": machine.versions(),
-            "config": self.llm.config.as_dict(),
-            "instruction_set": getattr(self.llm.session, "instruction_set", None),
-            "workload": self._workload(),
+            **self.heading(),
             "start": start,
             "memory": memory,
             "contenders": {c.name: self._contender(i) for i, c in enumerate(self.contenders)},
@@ -199,8 +193,44 @@ class _Bench:
             "curve": curve,
             "rounds": rounds,
             "batch": self._batch() if self.options.batch else None,
+            "controller": self._decisions(),
             "prompts": [self._prompt(i) for i in range(len(self.prompts))],
         }
+
+    def heading(self) -> dict[str, Any]:
+        """Return what was run, on what, and when."""
+        return {
+            "forerun": __version__,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "hardware": machine.hardware(str(self.llm.config.device)),
+            "versions": machine.versions(),
+            "config": self.llm.config.as_dict(),
+            "instruction_set": getattr(self.llm.session, "instruction_set", None),
+            "workload": self._workload(),
+        }
+
+    def speeds(self) -> dict[str, dict[str, Any]]:
+        """Measure the speeds of all contenders and nothing else."""
+        self._warm_up()
+        self._measure()
+        return {contender.name: self._contender(i) for i, contender in enumerate(self.contenders)}
+
+    def _decisions(self) -> list[dict[str, Any]]:
+        """Return what the controller decided, round by round, on one prompt of each kind."""
+        if self.llm.config.k != "auto" or not self.llm.drafters:
+            return []
+        found = []
+        self.llm.forget()
+        for prompt in select(self.prompts, (), len(self._kinds())):
+            place = self.prompts.index(prompt)
+            pieces = self.llm.stream(list(self.ids[place]), self.params[place])
+            rounds = [
+                {"drafts": piece.stats.proposed, "accepted": piece.stats.accepted, **piece.decision._asdict()}
+                for piece in pieces
+                if piece.decision is not None
+            ]
+            found.append({"id": prompt.id, "kind": prompt.kind, "rounds": rounds})
+        return found
 
     def _first_token(self) -> dict[str, float | None]:
         run = self.ours[0].run(self.ids[0], self.options.params(0, max_tokens=1))

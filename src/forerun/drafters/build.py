@@ -67,7 +67,8 @@ def _suffix(parts: Parts) -> Drafter:
 
 
 def _recycle(parts: Parts) -> Drafter:
-    return RecycleDrafter(successors(parts.target.tokenizer.fingerprint, parts.session.vocab_size))
+    table_VN = successors(parts.target.tokenizer.fingerprint, parts.session.vocab_size)
+    return RecycleDrafter(table_VN, max_drafts=8 * _reach(parts))
 
 
 def _lm(parts: Parts) -> Drafter:
@@ -155,13 +156,13 @@ DRAFTERS: dict[str, Kind] = {
 }
 
 
-AUTO = ("ngram",)  # what "auto" lets the controller choose among
+AUTO = ("suffix", "recycle")  # what "auto" lets the controller choose among; without a controller it is the first
 
 
 def drafter_names(name: str, *, is_controlled: bool) -> Sequence[str]:
     """Return the drafters that a name stands for: a controller mixes by itself, by what is measured."""
     if name == "auto":
-        return AUTO
+        return AUTO if is_controlled else AUTO[:1]
     kind, argument = drafter_kind(name)
     return names_in(argument) if kind is DRAFTERS["mix"] and is_controlled else (name,)
 

@@ -131,7 +131,10 @@ class Texts:
         return self._of.get(seq) or Index(self._sizes)
 
     def observe(self, seq: int, tokens: Sequence[int], start: int) -> None:
+        """Follow a text, new from `start` on; what it has in common with what was known is left as it is."""
         index = self._of.setdefault(seq, Index(self._sizes))
+        while start < index.end and start < len(tokens) and index.tokens[start] == tokens[start]:
+            start += 1
         index.cut(start)
         index.extend(tokens[index.end :])
 

@@ -32,7 +32,8 @@ class LMDrafter:
 
     `stop_below`: a chain ends before a draft whose chance looks lower than this (AdaEDL, Agrawal et al. 2410.18351): of
     the law that it would be drawn from, 1 - sqrt(0.2 · entropy) bounds the chance from below. `shape`: how drafts are
-    laid out where a tree may be made; None makes a chain. Both may be set anew before each round.
+    laid out where a tree may be made; None makes a chain. `draws`: whether candidates of a tree are drawn from q, or
+    else the likeliest tokens, for the target to match. All may be set anew before each round.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class LMDrafter:
         self.num_top = inner.num_top if inner else 0
         self.stop_below = 0.0
         self.shape: Shape | None = None
+        self.draws = True
         self._vocab_size = vocab_size
         self._handles: dict[int, int] = {}
         self._fed: dict[int, list[int]] = {}  # the tokens in each sequence's cache
@@ -77,7 +79,7 @@ class LMDrafter:
             if parents == list(range(-1, len(parents) - 1)):
                 chains.append(_Chain(i, view, depth))
             else:
-                trees.append(_Tree(i, view, parents, depth))
+                trees.append(_Tree(i, view, parents, depth, draws=self.draws))
         active = chains
         while active:
             self._lengthen(active)
@@ -287,7 +289,7 @@ class _Chain:
 class _Tree:
     """One sequence's tree while it grows, in the order of its depths. A node is a draft, -1 the text."""
 
-    def __init__(self, index: int, view: View, shape: Sequence[int], max_depth: int) -> None:
+    def __init__(self, index: int, view: View, shape: Sequence[int], max_depth: int, *, draws: bool) -> None:
         self.index = index
         self.view = view
         self.tokens: list[int] = []
@@ -297,7 +299,7 @@ class _Tree:
         self._max_depth = max_depth
         self._levels: list[list[int]] = [[-1]]
         self._uniforms = view.sampler.stream.uniforms(len(view.tokens), Role.DRAFT, len(shape))
-        self._is_drawn = not view.sampler.is_greedy and view.verify != "coupled"
+        self._is_drawn = draws and not view.sampler.is_greedy and view.verify != "coupled"
         self._ranking = _softened(view.sampler) if view.sampler.is_greedy else view.sampler
         self._keys: list[tuple[int, int]] = []
         self._offers: list[Offer] = []

@@ -370,7 +370,9 @@ void Decoder::attend(const Pass& pass, int layer, int thread, Shares& shares) {
       const int num_pages = (feed.num_cached + feed.num_rows + kPage - 1) / kPage;
       key_pages.resize(num_pages);
       value_pages.resize(num_pages);
-      for (int p = a.begin_segment * kSegment / kPage; p < num_pages; ++p) {
+      // in a tree, what counts in this segment may lie before it
+      const int first_page = std::min(a.begin_segment * kSegment, feed.num_cached) / kPage;
+      for (int p = first_page; p < num_pages; ++p) {
         if (p == a.end_segment * kSegment / kPage) p = std::max(p, feed.num_cached / kPage);   // and those of this pass
         key_pages[p] = keys(feed.pages[p], layer, kv_head);
         value_pages[p] = values(feed.pages[p], layer, kv_head);

@@ -186,8 +186,18 @@ int race(const float* law, int n, uint64_t key) {
 }
 
 void top_ids(const float* x, int n, int k, int64_t* ids) {
+  constexpr int kBlock = 64;  // numbers that are passed over at once if none is large enough
   int count = 0;
   for (int i = 0; i < n; ++i) {
+    if (count == k && i % kBlock == 0) {
+      const float least = x[ids[k - 1]];
+      for (; i + kBlock <= n; i += kBlock) {
+        int larger = 0;
+        for (int j = 0; j < kBlock; ++j) larger |= x[i + j] > least;
+        if (larger) break;
+      }
+      if (i == n) break;
+    }
     if (count == k && !(x[i] > x[ids[k - 1]])) continue;
     int place = count < k ? count++ : k - 1;
     for (; place > 0 && x[i] > x[ids[place - 1]]; --place) ids[place] = ids[place - 1];
