@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from forerun.backends.base import Scores
 from forerun.drafters.base import Chosen, Outcome, Proposal, View
 from forerun.drafters.lm import LMDrafter
 from forerun.drafters.ngram import NgramDrafter
@@ -20,6 +22,7 @@ from tests.engine.playground import (
     SIZE,
     TOKEN_BYTES,
     Branching,
+    CheckedSession,
     Result,
     Scripted,
     engine_of,
@@ -91,12 +94,22 @@ def test_it_never_drafts_where_a_row_costs_as_much_as_a_pass() -> None:
     assert result.stats.proposed < 12
 
 
+class Counting(CheckedSession):
+    passes = 0
+
+    def extend(self, *args: Any, **rest: Any) -> Scores:
+        self.passes += 1
+        return super().extend(*args, **rest)
+
+
 def test_a_dear_draft_model_is_only_probed_and_a_cheap_one_is_used() -> None:
     for costs, least, most in ((CHEAP_MODEL, 250, 2000), (DEAR_MODEL, 0, 25)):
-        model = LMDrafter(toy(), vocab_size=SIZE)
+        model = LMDrafter(Counting(toy()._logits), vocab_size=SIZE)
         engine = engine_with(Controller([model], CURVE, draft_costs={"lm": costs}))
         (result,) = run(engine, [Request((1,), SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True))])
         assert least <= result.stats.proposed <= most
+        if costs is DEAR_MODEL:  # it hasn't read along: a pass for each probe, and few of those
+            assert model.session.passes < 20
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -33,7 +33,8 @@ class LMDrafter:
     `stop_below`: a chain ends before a draft whose chance looks lower than this (AdaEDL, Agrawal et al. 2410.18351): of
     the law that it would be drawn from, 1 - sqrt(0.2 · entropy) bounds the chance from below. `shape`: how drafts are
     laid out where a tree may be made; None makes a chain. `draws`: whether candidates of a tree are drawn from q, or
-    else the likeliest tokens, for the target to match. All may be set anew before each round.
+    else the likeliest tokens, for the target to match. `reads_along`: whether it reads what is committed at once, or
+    only when it is asked for drafts. All may be set anew before each round.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LMDrafter:
         self.stop_below = 0.0
         self.shape: Shape | None = None
         self.draws = True
+        self.reads_along = True
         self._vocab_size = vocab_size
         self._handles: dict[int, int] = {}
         self._fed: dict[int, list[int]] = {}  # the tokens in each sequence's cache
@@ -197,6 +199,8 @@ class LMDrafter:
         """Keep up with prompts while the target reads them; after a round the next proposal catches up."""
         if self.inner is not None:
             self.inner.observe(outcomes)
+        if not self.reads_along:
+            return
         feeds, room = [], self.session.room()
         for seq, tokens, *_ in outcomes:
             handle = self._rewound(seq, tokens)

@@ -14,7 +14,8 @@ the number of drafts is settled before it draws the first one, from past rounds 
 A draft model may draft a chain or, for a single sequence, the tree that its measured chances make the best one.
 
 Drafts that were trimmed away are compared with what was written all the same, so that nothing has to be tried to be
-learnt about, except a draft model that doesn't pay: it is probed now and then.
+learnt about, except a draft model that doesn't pay: it is probed now and then, less and less often, and meanwhile
+reads nothing.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -37,7 +38,8 @@ _PRIOR = 3.0  # how many drafts the mean of its drafter counts for in a key's ch
 _OWN_PRIOR = 4.0  # how many expected acceptances it takes to move a sequence off the mean of all
 _OWN_FADE = 0.95
 _LEAST_WORTH = 0.02  # a draft below it is not looked at
-_PROBE_ROUNDS = 64  # a draft model that doesn't pay is tried once in so many rounds
+_PROBE_ROUNDS, _MOST_PROBE_ROUNDS = 64, 2048  # after so many a draft model that doesn't pay is tried, then twice that
+_READS_ROUNDS = 8  # a draft model that wasn't chosen for so many doesn't read along
 _MAX_MODEL_DRAFTS = 16
 _USUAL_ROWS = 32  # rounds that also read long prompts say nothing about others
 _LENGTH_STEP = 32  # tokens of text over which costs are taken to be the same
@@ -47,6 +49,7 @@ _SLEEPS = ((4, 4), (32, 8))  # after so many rounds without a draft, drafters ar
 _MAX_TREE = 24  # drafts
 _TREE_DEPTHS = 6
 _TREE_RANKS = 4
+_NEARLY = 0.9  # where a chain promises less than so much of what is best, no tree is looked for
 _TREE_ROUNDS = 32  # the best tree of a draft model is looked for once in so many
 
 Name = str | tuple[str, int]  # a drafter; its drafts of a later rank
@@ -148,6 +151,10 @@ class Controller:
         self._added: dict[tuple[int, int, bool], list[float]] = {}  # plain rows, length, greedy -> seconds by drafts
         self._began = self._drafting = 0.0
         self._is_usual = False
+        self._probes = {
+            drafter.name: (_PROBE_ROUNDS, _PROBE_ROUNDS) for drafter in self._models
+        }  # in which round, wait
+        self._chosen = {drafter.name: 0 for drafter in self._models}  # in which round
         self._expected = (0.0, 0.0)  # of this round: seconds of its plain pass, and what drafts were to add
         self._slowness: dict[str, float] = {}  # seconds that a draft model took over those that were expected
 
@@ -198,6 +205,8 @@ class Controller:
 
     def observe(self, outcomes: Sequence[Outcome], reports: Sequence[Report]) -> None:
         for drafter in self.drafters:
+            if hasattr(drafter, "reads_along"):  # which costs a draft model passes
+                drafter.reads_along = self._round - self._chosen.get(drafter.name, 0) <= _READS_ROUNDS
             drafter.observe(outcomes)
         texts = {outcome.seq: outcome.tokens for outcome in outcomes}
         for report in reports:
@@ -340,6 +349,7 @@ class Controller:
         for drafter in self._models:
             tokens, drafting = float(len(works)), 0.0
             expected, reach = dict.fromkeys(able, 1.0), dict.fromkeys(able, 1.0)
+            most = 0.0  # that a chain of this one promises
             for depth in range(1, min(_MAX_MODEL_DRAFTS, drafter.max_drafts) + 1):
                 live = [i for i in able if works[i].k >= depth]
                 if not live:
@@ -352,9 +362,12 @@ class Controller:
                 drafting += self._drafting_seconds(drafter, len(live), length)
                 num_drafts = sum(min(depth, works[i].k) for i in able)
                 promised = tokens / (self._seconds(works, num_rows, num_drafts, length) + drafting)
+                if promised < 0.8 * most:
+                    break
+                most = max(most, promised)
                 if promised > rate:
                     best, rate = _Plan(drafter, depth, dict(expected), drafting), promised
-            if branches and len(works) == 1 and hasattr(drafter, "shape"):
+            if branches and len(works) == 1 and hasattr(drafter, "shape") and most > _NEARLY * rate:
                 shape = self._best_tree(drafter, works, owns[0], num_rows, length)
                 if shape is not None:
                     drafting = self._tree_seconds(drafter, shape, length)
@@ -362,11 +375,22 @@ class Controller:
                     if (1.0 + shape.expected) / seconds > rate:
                         rate = (1.0 + shape.expected) / seconds
                         best = _Plan(drafter, len(shape.parents), {0: 1.0 + shape.expected}, drafting, shape.parents)
-        if best is None and self._models and self._round % _PROBE_ROUNDS == 0:
-            model = self._models[self._round // _PROBE_ROUNDS % len(self._models)]
-            drafting = self._drafting_seconds(model, len(able), length)
-            return _Plan(model, 1, dict.fromkeys(able, 1.0 + _FIRST_GUESS), drafting)
+        if best is None:
+            return self._probe(able, length)
+        self._chosen[best.model.name] = self._round
+        self._probes[best.model.name] = (self._round + _PROBE_ROUNDS, _PROBE_ROUNDS)
         return best
+
+    def _probe(self, able: Sequence[int], length: float) -> _Plan | None:
+        """Return the plan of a single draft by a model whose turn it is; each time in vain it waits for longer."""
+        for model in self._models:
+            at, wait = self._probes[model.name]
+            if self._round >= at:
+                wait = min(2 * wait, _MOST_PROBE_ROUNDS)
+                self._probes[model.name] = (self._round + wait, wait)
+                drafting = self._drafting_seconds(model, len(able), length)
+                return _Plan(model, 1, dict.fromkeys(able, 1.0 + _FIRST_GUESS), drafting)
+        return None
 
     def _drafting_seconds(self, model: Drafter, num_rows: int, length: float) -> float:
         return self._draft_costs[model.name](num_rows, length) * self._slowness.get(model.name, 1.0)
@@ -417,7 +441,8 @@ class Controller:
         start = self._clock() if self._clock else 0.0
         proposals = ask(model, views, [min(plan.depth, works[i].k) for i in asked])
         for i, proposal in zip(asked, proposals, strict=True):
-            guesses[i] = Guess(proposal, model.name if proposal.tokens else None)
+            planned = (model.name, min(plan.depth, works[i].k))
+            guesses[i] = Guess(proposal, model.name if proposal.tokens else None, planned=planned)
         if self._clock:
             self._drafting = self._clock() - start
             if all(len(proposal.tokens) == plan.depth for proposal in proposals):  # it did what was planned
@@ -446,10 +471,15 @@ class Controller:
         own.candidates = []
 
     def _learn_model(self, own: _Own, report: Report) -> None:
-        name, proposal = report.guess.drafter, report.guess.proposal
-        if name not in self._draft_costs:
+        """Count how the drafts of a model went. One that it was asked for and didn't make, not being sure, brought
+        nothing: a plan is worth what it brings, not what its drafts are worth.
+        """
+        proposal = report.guess.proposal
+        if report.guess.planned is None:
             return
-        assert name is not None
+        name, num_planned = report.guess.planned
+        if len(report.path) == len(proposal.tokens) < num_planned and proposal.parents is None:
+            self._count(own, _rank_key(name, own.mood, len(proposal.tokens), 0), False)
         children: dict[int, list[int]] = {}
         for i in range(len(proposal.tokens)):
             children.setdefault(i - 1 if proposal.parents is None else proposal.parents[i], []).append(i)

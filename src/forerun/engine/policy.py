@@ -19,6 +19,7 @@ class Guess(NamedTuple):
     proposal: Proposal = NOTHING
     drafter: str | None = None  # who made it
     decision: Decision | None = None  # where a controller decides
+    planned: tuple[str, int] | None = None  # the draft model that was asked, and for how many drafts
 
 
 class Report(NamedTuple):
